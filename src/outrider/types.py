@@ -1,0 +1,279 @@
+"""The nouns of Outrider. Every other module speaks in these; this one imports none of them.
+
+Records are frozen dataclasses: a changed record is a new record (`dataclasses.replace`). Arrays are numpy and
+one-dimensional unless a docstring says otherwise; a token sequence is ``int32``, log-probs are ``float32``.
+Times are seconds: `*_at` is wall clock since the epoch, `*_s` is a duration measured on a monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+Json = dict[str, Any]
+
+
+class Mode(StrEnum):
+    """What the gateway keeps of a call."""
+
+    PASSTHROUGH = "passthrough"  # nothing
+    RECORD = "record"  # requests and responses, sampled by whole trajectory
+    TRAIN = "train"  # also token ids and log-probs
+    EVAL = "eval"  # as train; never trained on
+
+
+class Fidelity(StrEnum):
+    """How far a recorded call can be trusted token by token. Only `EXACT` is trained on by policy gradient."""
+
+    EXACT = "exact"  # ids and log-probs as the engine sampled them, counts agreeing with `usage`
+    TEXT = "text"  # the upstream gave no ids
+    BROKEN = "broken"  # ids were given and don't add up; `Call.fidelity_reason` says how
+
+
+class CallState(StrEnum):
+    COMPLETE = "complete"
+    FAILED = "failed"  # upstream answered with an error, cut the stream, or could not be reached
+    CANCELLED = "cancelled"  # the client left before the end
+    INTERRUPTED = "interrupted"  # the gateway died in the middle
+
+
+class RolloutState(StrEnum):
+    """`queued → running → succeeded / failed / cancelled`. A rollout that is tried again goes back to queued."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"  # it has a reward, be it 0
+    FAILED = "failed"  # it has none, and no further attempt is made
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        return self in (RolloutState.SUCCEEDED, RolloutState.FAILED, RolloutState.CANCELLED)
+
+
+class Failure(StrEnum):
+    """Why an attempt did not end well. `infrastructure` ones give no reward (DESIGN.md, invariant 6)."""
+
+    NONE = "none"
+    HARNESS_EXIT = "harness_exit"  # non-zero exit status, or killed by a signal that we did not send
+    HARNESS_TIMEOUT = "harness_timeout"  # over its time limit; graded on what it had done
+    HARNESS_NOT_FOUND = "harness_not_found"  # the command or function does not exist
+    NO_CALLS = "no_calls"  # the harness ended well without calling the model once
+    ENGINE = "engine"  # the last call of the attempt failed upstream
+    GATEWAY = "gateway"  # our own gateway failed or refused a call it should have taken
+    EXECUTOR = "executor"  # the process could not be started or was lost
+    REWARD_ERROR = "reward_error"  # the reward raised
+    REWARD_INVALID = "reward_invalid"  # the reward returned NaN, an infinity or no number
+    ORPHANED = "orphaned"  # the trainer died while it ran
+    CANCELLED = "cancelled"
+
+    @property
+    def infrastructure(self) -> bool:
+        """True where the policy is not to blame, so the attempt says nothing about it."""
+        return self not in (Failure.NONE, Failure.HARNESS_EXIT, Failure.HARNESS_TIMEOUT)
+
+    @property
+    def retried(self) -> bool:
+        """True where a further attempt may end better."""
+        return self.infrastructure and self not in (Failure.HARNESS_NOT_FOUND, Failure.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One input for the harness: a row of a dataset. `fields` are the row's own keys."""
+
+    id: str
+    fields: Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One execution of the harness on one task. `id` is chosen by the caller, so that asking twice is harmless."""
+
+    id: str
+    task: Task
+    group_id: str
+    """Rollouts with the same group id are compared with each other."""
+    split: str = "train"
+    """What it is for: ``train``, or the name of an evaluation."""
+    step: int = 0
+    """The training step that asked for it."""
+    mode: Mode = Mode.TRAIN
+    sampling: Json = field(default_factory=dict)
+    """Sampling parameters the gateway puts over those of the harness, e.g. ``{"temperature": 1.0}``."""
+    state: RolloutState = RolloutState.QUEUED
+    attempt: int = 0
+    """Number of the current attempt, from 1; 0 before the first."""
+    reward: float | None = None
+    failure: Failure = Failure.NONE
+    reason: str = ""
+    """One sentence on `failure`, or the reward's own reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One try at a rollout, and the process that ran it."""
+
+    id: str
+    rollout_id: str
+    number: int
+    started_at: float = 0.0
+    ended_at: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    timed_out: bool = False
+    failure: Failure = Failure.NONE
+    reason: str = ""
+    stdout_tail: str = ""
+    stderr_tail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """What an attempt key opens. The key itself is never stored, only its SHA-256."""
+
+    attempt_id: str
+    key_hash: str
+    mode: Mode
+    sampling: Json = field(default_factory=dict)
+    allow_feedback: bool = False
+    expires_at: float | None = None
+    sealed: bool = False
+    """Set when the attempt ends: later calls are refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One sampled answer of a call (``n`` of them). ``len(token_ids) == len(logprobs)`` when the call is exact."""
+
+    index: int
+    token_ids: IntArray
+    logprobs: FloatArray
+    """Log-prob of each token under the distribution it was sampled from (see `Call.sampling`)."""
+    finish_reason: str | None = None
+    """As the engine said it. ``length`` means truncated, whatever the last token is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request–response pair at the service boundary."""
+
+    id: str
+    attempt_id: str
+    """The attempt whose key was used, or the production trajectory the call was grouped into."""
+    dialect: str
+    model: str
+    state: CallState
+    status: int
+    """HTTP status that the agent got."""
+    streamed: bool
+    request: bytes
+    """Body as the agent sent it."""
+    response: bytes
+    """Body as the upstream sent it: JSON, or the raw event stream."""
+    prompt_ids: IntArray | None
+    choices: tuple[Choice, ...]
+    usage: Usage | None
+    fidelity: Fidelity
+    fidelity_reason: str = ""
+    sampling: Json = field(default_factory=dict)
+    """Sampling parameters that were in force, after overrides."""
+    version_start: int | None = None
+    """Policy version when the call was forwarded; None where the upstream's weights are not ours."""
+    version_end: int | None = None
+    """Policy version when its last token came. Differs from `version_start` if weights were swapped within the call."""
+    started_at: float = 0.0
+    duration_s: float = 0.0
+    first_token_s: float | None = None
+    error: str = ""
+    seq: int = 0
+    """Position in the store, given at the commit; grows with the order of commits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    """A score for an attempt. Several may exist; the one named ``final`` counts."""
+
+    attempt_id: str
+    value: float
+    name: str = "final"
+    reason: str = ""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Named components, for people to look at."""
+    source: str = ""
+    """Who gave it: the reward plug-in, ``user``, ``judge``, …"""
+    created_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What a reward plug-in returns."""
+
+    value: float
+    reason: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """What a reward plug-in gets to see: the task, what the harness did, and every call it made, in order."""
+
+    task: Task
+    attempt: Attempt
+    calls: tuple[Call, ...]
+    workdir: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One training row cut from a trajectory.
+
+    All five arrays have the same length T. ``loss_mask[t]`` is true where `token_ids[t]` was sampled by the policy and
+    is trained here; elsewhere `logprobs` is 0 and `versions` is -1. Each sampled token is true in one sample only.
+    """
+
+    rollout_id: str
+    group_id: str
+    attempt_id: str
+    token_ids: IntArray
+    loss_mask: BoolArray
+    logprobs: FloatArray
+    """Behaviour log-probs: as the engine sampled."""
+    versions: IntArray
+    call_index: IntArray
+    """For trained tokens the position of their call among the attempt's calls, elsewhere -1."""
+    truncated: bool = False
+    """The last call in it ended with finish_reason ``length``."""
+    temperature: float = 1.0
+    """Sampling temperature of its trained tokens: the trainer divides logits, never log-probs, by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A sample with its credit, ready for a backend.
+
+    The loss of a batch is ``sum over rows and t of weight[t] * loss(t)``, where `weight` already holds the
+    normalisation; so the gradient depends neither on the order of rows nor on how they are split into micro-batches.
+    """
+
+    sample: Sample
+    advantages: FloatArray
+    weights: FloatArray
+    """0 wherever `sample.loss_mask` is false."""
+    reference_logprobs: FloatArray | None = None
+    """Log-probs under the reference policy, where a KL term is asked for."""
