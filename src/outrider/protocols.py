@@ -29,7 +29,7 @@ from outrider.types import (
 
 
 class Store(Protocol):
-    """Where calls, rewards, sessions and rollouts live. Sequence numbers grow in commit order, without late arrivals."""
+    """Where calls, rewards, sessions and rollouts live. Sequence numbers grow in commit order; none arrives late."""
 
     def append_call(self, call: Call) -> Future[int]:
         """Queue `call`; the future gives its sequence number once it is durable.
