@@ -17,6 +17,7 @@ from outrider.types import (
     Call,
     Episode,
     FloatArray,
+    Json,
     Reward,
     Rollout,
     RolloutState,
@@ -218,3 +219,19 @@ class Backend(Protocol):
         """Write weights, optimiser and random state for an exact resume, atomically."""
 
     def load(self, directory: Path) -> None: ...
+
+
+class Observer(Protocol):
+    """Somebody who watches a run: the terminal view, a test, nobody. Called from the training thread."""
+
+    def phase(self, name: str, total: int) -> None:
+        """A phase begins: ``evaluate before``, ``step 3: rollouts``, …; `total` counts its units, 0 if unknown."""
+
+    def advance(self, rollout: Rollout | None = None) -> None:
+        """One unit of the phase is done; `rollout` where the unit is one."""
+
+    def record(self, record: Json) -> None:
+        """A line of ``metrics.jsonl``."""
+
+    def message(self, text: str) -> None:
+        """One sentence for a person: a retry, a skipped step, a restart of a service."""
