@@ -1,0 +1,327 @@
+"""Brings rollouts from `queued` to an end: starts attempts, watches them, classifies how they ended, scores them.
+
+State lives in the store, never here: after a crash the same rollouts are handed in again, those that ended are taken as
+they are (re-adoption), those that were running are tried again under a new attempt. Late data of a dead attempt stays
+in the store under that attempt's id and is never counted.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from outrider.errors import Interrupted, RewardError, RunError
+from outrider.keys import hash_key, new_key
+from outrider.protocols import Executor, Exit, Launch, Observer, RewardFunction, Store
+from outrider.types import (
+    Attempt,
+    Call,
+    CallState,
+    Episode,
+    Failure,
+    Reward,
+    Rollout,
+    RolloutState,
+    Score,
+    Session,
+)
+
+FAIL_FAST = 8
+"""If this many attempts end and not one is scored, the set-up is wrong and waiting longer teaches nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """A service of ours was down."""
+
+    service: Failure
+    """`Failure.GATEWAY` or `Failure.ENGINE`."""
+    began_at: float
+    ended_at: float
+
+
+@dataclass(slots=True)
+class _Running:
+    rollout: Rollout
+    attempt: Attempt
+
+
+@dataclass(slots=True)
+class Reconciler:
+    """Runs rollouts through an executor.
+
+    `env_for_key` gives the environment by which a harness finds the gateway. `outages` tells when our services were
+    down: an attempt that overlaps one says nothing about the policy. `stop` is set from outside to end the work.
+    """
+
+    store: Store
+    executor: Executor
+    reward: RewardFunction
+    reward_name: str
+    env_for_key: Callable[[str], dict[str, str]]
+    workdir: Path
+    observer: Observer
+    concurrency: int
+    max_attempts: int
+    reward_timeout_s: float
+    stop: threading.Event
+    outages: Callable[[], Sequence[Outage]] = tuple
+    check: Callable[[], None] = lambda: None
+    """Raises when a service is gone for good."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Ended attempts by `Failure`, since the last `take_failures`."""
+    _running: dict[str, _Running] = field(default_factory=dict)
+    _scoring: dict[Future[Score], tuple[_Running, float]] = field(default_factory=dict)
+    _scored: int = 0
+    _unscored: int = 0
+
+    def run(self, wanted: Sequence[Rollout]) -> list[Rollout]:
+        """Return `wanted` in the same order, each of them ended. Raises `RunError` and `Interrupted`."""
+        self.store.add_rollouts(wanted)
+        queue: list[Rollout] = []
+        ended: dict[str, Rollout] = {}
+        for asked in wanted:
+            rollout = self.store.rollout(asked.id) or asked
+            if rollout.state is RolloutState.RUNNING:
+                rollout = self._orphaned(rollout)
+            if rollout.state.ended:
+                ended[rollout.id] = rollout
+                self.observer.advance(rollout)
+            else:
+                queue.append(rollout)
+        queue.reverse()
+        self._scored = self._unscored = 0
+        pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="reward")
+        try:
+            while len(ended) < len(wanted):
+                if self.stop.is_set():
+                    raise Interrupted("stopped on request")
+                self.check()
+                while queue and len(self._running) < self.concurrency:
+                    self._start(queue.pop())
+                for rollout in self._collect(pool):
+                    if rollout.state.ended:
+                        ended[rollout.id] = rollout
+                        self.observer.advance(rollout)
+                    else:
+                        queue.append(rollout)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            if len(ended) < len(wanted):
+                self._cancel_all()
+        return [ended[rollout.id] for rollout in wanted]
+
+    def take_failures(self) -> dict[str, int]:
+        """Counts of failed attempts since the last call."""
+        taken = dict(self.failures)
+        self.failures.clear()
+        return taken
+
+    def _start(self, rollout: Rollout) -> None:
+        attempt = Attempt(
+            id=f"{rollout.id}.a{rollout.attempt + 1}",
+            rollout_id=rollout.id,
+            number=rollout.attempt + 1,
+            started_at=time.time(),
+        )
+        key = new_key()
+        running = replace(rollout, state=RolloutState.RUNNING, attempt=attempt.number)
+        if not self.store.transition(running, expect=(rollout.state, rollout.attempt)):
+            raise RunError(f"rollout {rollout.id}: somebody else is running it; is the run folder in use twice?")
+        self.store.put_attempt(attempt)
+        self.store.open_session(
+            Session(attempt_id=attempt.id, key_hash=hash_key(key), mode=rollout.mode, sampling=rollout.sampling)
+        )
+        workdir = self.workdir / attempt.id
+        workdir.mkdir(parents=True, exist_ok=True)
+        self._running[attempt.id] = _Running(running, attempt)
+        self.executor.start(
+            Launch(attempt_id=attempt.id, task=rollout.task, env=self.env_for_key(key), workdir=workdir)
+        )
+
+    def _collect(self, pool: ThreadPoolExecutor) -> list[Rollout]:
+        """Wait a little for something to end; returns rollouts that ended or go back to the queue."""
+        changed: list[Rollout] = []
+        live = len(self._running) - len(self._scoring)
+        for ended in self.executor.poll(0.02 if self._scoring else 0.5) if live else []:
+            running = self._running.get(ended.attempt_id)
+            if running is not None:
+                changed += self._on_exit(running, ended, pool)
+        if self._scoring:
+            timeout = 0.0 if live else 0.5
+            done, _ = wait(self._scoring, timeout=timeout, return_when=FIRST_COMPLETED)
+            for future in list(self._scoring):
+                running, deadline = self._scoring[future]
+                if future in done:
+                    changed.append(self._on_score(running, future))
+                    del self._scoring[future]
+                elif time.monotonic() > deadline:
+                    future.cancel()
+                    del self._scoring[future]
+                    reason = f"reward {self.reward_name} took longer than {self.reward_timeout_s:g} s"
+                    changed.append(self._finish(running, Failure.REWARD_ERROR, reason))
+        return changed
+
+    def _on_exit(self, running: _Running, ended: Exit, pool: ThreadPoolExecutor) -> list[Rollout]:
+        self.store.seal(running.attempt.id)
+        calls = self.store.calls(running.attempt.id)
+        failure, reason = classify(ended, calls, running.attempt.started_at, self.outages())
+        running.attempt = replace(
+            running.attempt,
+            ended_at=time.time(),
+            exit_code=ended.exit_code,
+            signal=ended.signal,
+            timed_out=ended.timed_out,
+            failure=failure,
+            reason=reason,
+            stdout_tail=ended.stdout_tail,
+            stderr_tail=ended.stderr_tail,
+        )
+        if failure.infrastructure:
+            return [self._finish(running, failure, reason)]
+        episode = Episode(
+            task=running.rollout.task,
+            attempt=running.attempt,
+            calls=tuple(calls),
+            workdir=self.workdir / running.attempt.id,
+        )
+        future = pool.submit(scored, self.reward, self.reward_name, episode)
+        self._scoring[future] = (running, time.monotonic() + self.reward_timeout_s)
+        return []
+
+    def _on_score(self, running: _Running, future: Future[Score]) -> Rollout:
+        error = future.exception()
+        if isinstance(error, RewardError):
+            invalid = isinstance(error, InvalidReward)
+            return self._finish(running, Failure.REWARD_INVALID if invalid else Failure.REWARD_ERROR, str(error))
+        if error is not None:
+            raise error
+        score = future.result()
+        self.store.add_reward(
+            Reward(
+                attempt_id=running.attempt.id,
+                value=score.value,
+                reason=score.reason,
+                parts=dict(score.parts),
+                source=self.reward_name,
+                created_at=time.time(),
+            )
+        ).result()
+        return self._finish(running, running.attempt.failure, score.reason, reward=score.value)
+
+    def _finish(self, running: _Running, failure: Failure, reason: str, reward: float | None = None) -> Rollout:
+        """Write how the attempt ended; the rollout ends, or goes back to the queue."""
+        rollout = running.rollout
+        del self._running[running.attempt.id]
+        self.store.put_attempt(replace(running.attempt, failure=failure, reason=reason))
+        if failure is not Failure.NONE:
+            self.failures[failure.value] += 1
+        if reward is not None:
+            self._scored += 1
+            state = RolloutState.SUCCEEDED
+        else:
+            self._unscored += 1
+            again = failure is Failure.CANCELLED or (failure.retried and self._tries(rollout) < self.max_attempts)
+            state = RolloutState.QUEUED if again else RolloutState.FAILED
+        changed = replace(rollout, state=state, reward=reward, failure=failure, reason=reason)
+        if not self.store.transition(changed, expect=(RolloutState.RUNNING, rollout.attempt)):
+            raise RunError(f"rollout {rollout.id}: its state changed under us; is the run folder in use twice?")
+        self._tell(changed, running.attempt)
+        return changed
+
+    def _tries(self, rollout: Rollout) -> int:
+        """Attempts that count against the limit: not those that died with the trainer or were stopped on request."""
+        free = (Failure.ORPHANED, Failure.CANCELLED)
+        return sum(attempt.failure not in free for attempt in self.store.attempts(rollout.id))
+
+    def _tell(self, rollout: Rollout, attempt: Attempt) -> None:
+        if rollout.state is RolloutState.SUCCEEDED:
+            return
+        outcome = "trying again" if rollout.state is RolloutState.QUEUED else "given up"
+        self.observer.message(f"{attempt.id}: {rollout.failure}: {rollout.reason} ({outcome})")
+        if self._scored == 0 and (self._unscored >= FAIL_FAST or rollout.failure is Failure.HARNESS_NOT_FOUND):
+            tail = (attempt.stderr_tail or attempt.stdout_tail).strip()[-1500:]
+            said = f" The harness said:\n{tail}" if tail else ""
+            raise RunError(
+                f"no rollout could be scored; {self._unscored} attempts failed, the last one with "
+                f"{rollout.failure}: {rollout.reason}.{said}"
+            )
+
+    def _orphaned(self, rollout: Rollout) -> Rollout:
+        """Close an attempt that a dead trainer left running, and queue the rollout again."""
+        for attempt in self.store.attempts(rollout.id):
+            if attempt.number == rollout.attempt:
+                self.store.seal(attempt.id)
+                reason = "the trainer stopped while it ran"
+                self.store.put_attempt(replace(attempt, ended_at=time.time(), failure=Failure.ORPHANED, reason=reason))
+        queued = replace(rollout, state=RolloutState.QUEUED)
+        if not self.store.transition(queued, expect=(RolloutState.RUNNING, rollout.attempt)):
+            raise RunError(f"rollout {rollout.id}: its state changed under us; is the run folder in use twice?")
+        self.failures[Failure.ORPHANED.value] += 1
+        return queued
+
+    def _cancel_all(self) -> None:
+        """Stop every attempt and put its rollout back in the queue, so that the same run can go on later."""
+        for attempt_id in self._running:
+            self.executor.stop(attempt_id)
+        for running in list(self._running.values()):
+            self.store.seal(running.attempt.id)
+            del self._running[running.attempt.id]
+            attempt = replace(running.attempt, ended_at=time.time(), failure=Failure.CANCELLED, reason="run stopped")
+            self.store.put_attempt(attempt)
+            queued = replace(running.rollout, state=RolloutState.QUEUED)
+            self.store.transition(queued, expect=(RolloutState.RUNNING, running.rollout.attempt))
+        self._scoring.clear()
+
+
+def classify(ended: Exit, calls: Sequence[Call], started_at: float, outages: Sequence[Outage]) -> tuple[Failure, str]:
+    """Tell the harness's own failures from ours.
+
+    Order matters: what we know for certain comes first. A call that failed upstream counts as healed when a later one
+    with the same body completed, which is what a client's retry looks like.
+    """
+    if ended.cancelled:
+        return Failure.CANCELLED, ended.reason or "run stopped"
+    if ended.not_found:
+        return Failure.HARNESS_NOT_FOUND, ended.reason
+    if ended.lost:
+        return Failure.EXECUTOR, ended.reason or "the executor lost the process"
+    for outage in outages:
+        if outage.ended_at >= started_at:
+            return outage.service, f"the {outage.service} was restarted while it ran"
+    healed = {call.request for call in calls if call.state is CallState.COMPLETE}
+    for call in calls:
+        if call.state is CallState.FAILED and call.status >= 500 and call.request not in healed:
+            return Failure.ENGINE, f"call {call.id} got {call.status}: {call.error}"
+    if not calls:
+        how = "timed out" if ended.timed_out else f"exit status {ended.exit_code}, signal {ended.signal}"
+        return Failure.NO_CALLS, f"the harness never called the model ({how})"
+    if ended.timed_out:
+        return Failure.HARNESS_TIMEOUT, ended.reason or f"over its time limit after {ended.duration_s:.1f} s"
+    if ended.exit_code != 0:
+        how = f"killed by signal {ended.signal}" if ended.signal else f"exit status {ended.exit_code}"
+        return Failure.HARNESS_EXIT, how
+    return Failure.NONE, ""
+
+
+class InvalidReward(RewardError):
+    """The reward returned something that is no finite number."""
+
+
+def scored(reward: RewardFunction, name: str, episode: Episode) -> Score:
+    """Call a reward plug-in. Raises `RewardError` when it raises, `InvalidReward` for what is no finite number."""
+    try:
+        result = reward(episode)
+    except Exception as error:
+        raise RewardError(f"reward {name} raised {type(error).__name__}: {error}") from error
+    score = result if isinstance(result, Score) else None
+    value = score.value if score else result
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidReward(f"reward {name} returned {value!r}; it must be a finite number or a Score")
+    return score or Score(value=float(value))
