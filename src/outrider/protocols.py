@@ -106,6 +106,16 @@ class Engine(Protocol):
     def resume(self) -> None: ...
 
 
+class GatewayControl(Protocol):
+    """The gateway's control side, as the trainer uses it around a publish."""
+
+    def pause(self, timeout_s: float) -> int:
+        """Admit no new call and wait until those in flight have ended; returns how many have not."""
+
+    def resume(self, version: int) -> None:
+        """Admit calls again, recorded under policy `version`, which outlives a restart of the gateway."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """Everything an executor needs to start one attempt."""

@@ -1,0 +1,55 @@
+"""Held-out measurement: plans evaluation rollouts and sums them up with intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from outrider.types import Json, Mode, Rollout, Task
+
+Z95 = 1.959963984540054
+
+
+def wilson(successes: int, n: int) -> tuple[float, float]:
+    """95% confidence interval of a proportion (Wilson 1927): sane at 0, at 1 and for small n. (0, 1) for n = 0."""
+    if n == 0:
+        return 0.0, 1.0
+    p = successes / n
+    centre = (p + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
+    half = Z95 * math.sqrt(p * (1 - p) / n + Z95**2 / (4 * n * n)) / (1 + Z95**2 / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def plan(name: str, step: int, tasks: Sequence[Task], samples: int) -> list[Rollout]:
+    """One greedy rollout a task and `samples` at temperature 1."""
+    rollouts = []
+    for kind, count, sampling in (("greedy", 1, {"temperature": 0.0}), ("sampled", samples, {"temperature": 1.0})):
+        for index in range(count):
+            rollouts += [
+                Rollout(
+                    id=f"{name}-{kind}-{task.id}" + (f"-{index}" if kind == "sampled" else ""),
+                    task=task,
+                    group_id=f"{name}-{kind}-{task.id}",
+                    split=f"{name}/{kind}",
+                    step=step,
+                    mode=Mode.EVAL,
+                    sampling=sampling,
+                )
+                for task in tasks
+            ]
+    return rollouts
+
+
+def summarise(rollouts: Sequence[Rollout], threshold: float) -> Json:
+    """Success rate of the scored ones; those without a reward are counted apart and are never zeros."""
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    successes = sum(reward >= threshold for reward in rewards)
+    low, high = wilson(successes, len(rewards))
+    return {
+        "success": successes / len(rewards) if rewards else 0.0,
+        "n": len(rewards),
+        "low": low,
+        "high": high,
+        "reward_mean": sum(rewards) / len(rewards) if rewards else 0.0,
+        "unscored": len(rollouts) - len(rewards),
+    }
