@@ -52,6 +52,15 @@ class StoreBusy(StoreError):
     """The store's queue is full; nothing was accepted. Try again later."""
 
 
+class RequestError(OutriderError):
+    """An agent's request is not what its protocol allows; the message is for the agent. Becomes a 4xx answer."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
 class EngineError(OutriderError):
     """The engine refused, failed or could not be reached."""
 

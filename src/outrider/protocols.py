@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+import msgspec
 
 from outrider.types import (
     Attempt,
@@ -26,6 +28,7 @@ from outrider.types import (
     Score,
     Session,
     Task,
+    Usage,
 )
 
 
@@ -80,6 +83,115 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Commit what is queued and release the files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireRequest:
+    """An agent's request body, parsed once."""
+
+    body: bytes
+    """As the agent sent it."""
+    fields: Mapping[str, msgspec.Raw]
+    """Its top-level keys; each value is the agent's own JSON text, so that what we don't know survives."""
+    model: str
+    stream: bool
+    sampling: Json
+    """The sampling parameters that the agent named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamRequest:
+    """What goes upstream for a `WireRequest`."""
+
+    body: bytes
+    sampling: Json
+    """Sampling parameters in force, after overrides."""
+    hidden: frozenset[str] = frozenset()
+    """Fields of the reply that only the gateway asked for, in the dialect's own words."""
+
+
+class Event(NamedTuple):
+    """One server-sent event."""
+
+    raw: bytes
+    """Every byte of it, the blank line included."""
+    data: bytes
+    """Its ``data`` lines joined by a newline; empty for a comment."""
+    name: bytes = b""
+
+
+@dataclass(slots=True, kw_only=True)
+class SampledChoice:
+    """One answer as the upstream reported it, unchecked: lengths may differ and entries may be missing."""
+
+    index: int
+    token_ids: list[int | None] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyTokens:
+    """What a reply said about its tokens, unchecked; the gateway decides the call's fidelity from it."""
+
+    prompt_ids: list[int | None] | None
+    choices: tuple[SampledChoice, ...]
+    usage: Usage | None
+    problem: str = ""
+    """What could not be read, if anything."""
+
+
+class ReplyReader(Protocol):
+    """Takes in one reply, whole or event by event. Never raises on what an upstream sent: `result` tells of it."""
+
+    @property
+    def terminal(self) -> bool:
+        """The protocol's last event was read."""
+
+    @property
+    def finished(self) -> bool:
+        """There is a choice, and each one has its finish reason: the model has no more to say."""
+
+    @property
+    def error(self) -> str:
+        """What the upstream said, where it sent an error inside a 200; else empty."""
+
+    def body(self, body: bytes) -> bytes:
+        """Read a whole body. Returns what the agent gets: the same object where there is nothing to hide."""
+
+    def event(self, event: Event) -> bytes:
+        """Read one event. Returns what the agent gets: ``event.raw``, other bytes, or nothing."""
+
+    def result(self) -> ReplyTokens: ...
+
+
+class Dialect(Protocol):
+    """A wire protocol that the gateway speaks to agents."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def routes(self) -> tuple[str, ...]:
+        """Paths of the model endpoints, such as ``/v1/chat/completions``."""
+
+    def parse(self, body: bytes) -> WireRequest:
+        """Raises `RequestError`, with a message for the agent."""
+
+    def prepare(self, request: WireRequest, *, overrides: Json, tokens: bool) -> UpstreamRequest:
+        """Put `overrides` over the agent's sampling parameters and, with `tokens`, ask for token ids and log-probs.
+
+        With neither, the agent's bytes go upstream as they are.
+        """
+
+    def reader(self, request: UpstreamRequest) -> ReplyReader:
+        """A reader for the reply to `request`."""
+
+    def error(self, status: int, message: str, *, code: str | None = None) -> bytes:
+        """An error body in the protocol's own shape."""
+
+    def error_event(self, status: int, message: str, *, code: str | None = None) -> bytes:
+        """The same as an event inside a stream."""
 
 
 class Engine(Protocol):

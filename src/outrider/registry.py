@@ -17,6 +17,10 @@ BUILTIN: dict[str, dict[str, str]] = {
     "engine": {"embedded": "outrider.engines.embedded.client:EmbeddedEngine"},
     "executor": {"local": "outrider.executors.local:LocalExecutor"},
     "backend": {"torch": "outrider.backends.torch:TorchBackend"},
+    "dialect": {
+        "openai_chat": "outrider.dialects.openai_chat:OpenAIChat",
+        "openai_completions": "outrider.dialects.openai_completions:OpenAICompletions",
+    },
     "reward": {"exact_match": "outrider.rewards.exact_match:exact_match"},
 }
 
