@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
@@ -37,16 +37,15 @@ class LiveView:
         title: str = "",
         console: Console | None = None,
         live: bool | None = None,
-        history: Iterable[Json] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`steps` of the whole run; `success`: the reward from which a rollout counts as one; `live`: None to ask
-        the console's stream whether it is a terminal; `history`: records of earlier processes of a resumed run."""
+        the console's stream whether it is a terminal. Records of an earlier process of a resumed run may be recorded
+        again, for the table."""
         self._console = console or Console()
         self._is_live = _on_terminal(self._console) if live is None else live
         self._title = one_line(title)
         self._progress = Progress(steps=steps, success=success, clock=clock)
-        self._progress.replay(history)
         self._lock = threading.RLock()  # the picture is drawn by a thread of its own
         self._live: Live | None = None
         self._last_picture: RenderableType = Text()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from outrider.reports.run_folder import counters, dig
+from outrider.reports.history import counters, dig, share
 from outrider.reports.text import clean, finite, fixed, number, one_line, percent, tally
 from outrider.types import Failure, Json, Rollout
 
@@ -55,11 +55,6 @@ class Progress:
         self._unrecorded: Counter[str] = Counter()  # failures seen since the last record, which may count them itself
         self._eval_s: float | None = None
         self._stretch_started: float | None = None  # start of the first phase since the last record
-
-    def replay(self, history: Iterable[Json]) -> None:
-        """Take in records of an earlier process of the same run."""
-        for record in history:
-            self.add(record)
 
     def begin(self, name: str, total: int) -> None:
         now = self.clock()
@@ -131,18 +126,17 @@ def skipped_groups(record: Json) -> str:
 
 
 def eval_words(record: Json) -> str:
-    """``greedy 69% (62–75), sampled 16% (12–22), n 200``: 95% intervals in brackets."""
-    parts, counts = [], []
+    """``greedy 69% (62–75) n 200, sampled 16% (12–22) n 200``: 95% intervals in brackets."""
+    parts = []
     for how in ("greedy", "sampled"):
-        found = record.get(how)
-        if not isinstance(found, dict):
-            continue
-        low, high = percent(found.get("low")), percent(found.get("high"))
-        parts.append(f"{how} {percent(found.get('success'))} ({low.removesuffix('%')}–{high.removesuffix('%')})")
-        counts.append(number(found.get("n")))
-    if not parts:
-        return "no figures"
-    return f"{', '.join(parts)}, n {' and '.join(dict.fromkeys(counts))}"
+        found = share(record, how)
+        if found is not None:
+            low, high = percent(found.low).removesuffix("%"), percent(found.high).removesuffix("%")
+            parts.append(f"{how} {percent(found.value)} ({low}–{high}) n {found.n}")
+        unscored = finite(dig(record, how, "unscored"))
+        if unscored:
+            parts.append(f"{how} without reward {number(unscored)}")
+    return ", ".join(parts) or "nothing measured"
 
 
 def step_words(record: Json, steps: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from outrider.reports.run_folder import write_atomically
+from outrider.reports.history import write_atomically
 
 _KEYS = ("success", "n", "low", "high")
 

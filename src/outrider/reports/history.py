@@ -16,8 +16,8 @@ from outrider.types import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFolder:
-    """What the files of a run say. Steps and evaluations are in order of `step`, one each, the newest of equals."""
+class History:
+    """What the files of a run tell. Steps and evaluations are in order of `step`, one each, the newest of equals."""
 
     path: Path
     config: Json = field(default_factory=dict)
@@ -61,9 +61,9 @@ class RunFolder:
         return [finite(dig(record, *keys)) for record in self.steps]
 
     def counts(self, key: str) -> Counter[str]:
-        """Sum over steps of the counters under `key` (``excluded``, ``failures``)."""
+        """Sum over steps and evaluations of the counters under `key` (``excluded``, ``failures``)."""
         total: Counter[str] = Counter()
-        for record in self.steps:
+        for record in (*self.steps, *self.evals):
             total.update(counters(record, key))
         return total
 
@@ -77,13 +77,31 @@ def dig(tree: Any, *keys: str) -> Any:
     return tree
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """A measured success rate, 0 to 1, with its 95% interval where one is known."""
+
+    value: float
+    n: int
+    low: float | None
+    high: float | None
+
+
+def share(record: Json | None, how: str) -> Share | None:
+    """What an evaluation measured ``greedy`` or ``sampled``; None where it measured nothing (n is 0)."""
+    value, n = finite(dig(record, how, "success")), finite(dig(record, how, "n"))
+    if value is None or not n:
+        return None
+    return Share(value=value, n=int(n), low=finite(dig(record, how, "low")), high=finite(dig(record, how, "high")))
+
+
 def counters(record: Json, key: str) -> Counter[str]:
     """The positive counts in the object under `key`."""
     found = _dict(record.get(key))
     return Counter({str(name): int(count) for name, value in found.items() if (count := finite(value)) and count > 0})
 
 
-def read_run(path: Path) -> RunFolder:
+def read_history(path: Path) -> History:
     """Read the files of a run. Raises `ConfigError` if `path` is no folder; anything else missing is tolerated."""
     if not path.is_dir():
         raise ConfigError(f"{path}: there is no such run folder.")
@@ -94,7 +112,7 @@ def read_run(path: Path) -> RunFolder:
     # A resumed run may repeat a step or an evaluation that it had not checkpointed: the newest counts.
     steps = {_step(record): record for record in records if record.get("kind") == "step" and _step(record) >= 0}
     evals = {str(record.get("name")): record for record in records if record.get("kind") == "eval"}
-    return RunFolder(
+    return History(
         path=path,
         config=config,
         summary=summary,
