@@ -145,7 +145,7 @@ class RunConfig(Section, frozen=True, kw_only=True):
     executor: Annotated[ExecutorConfig, Meta(description="How attempts run.")] = ExecutorConfig()
     eval: Annotated[EvalConfig, Meta(description="Held-out measurement.")] = EvalConfig()
     train: Annotated[TrainConfig, Meta(description="The optimisation.")] = TrainConfig()
-    out: Annotated[str, Meta(description="Run folder.")] = "runs/default"
+    out: Annotated[str, Meta(description="Run folder, relative to the current directory.")] = "runs/default"
     seed: Annotated[int, Meta(ge=0, description="Seed of data order, weights and the engine's sampler.")] = 0
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from outrider.config import RunConfig
+from outrider.protocols import Observer
+from outrider.reconcile import Reconciler
 from outrider.types import Json, Mode, Rollout, Task
 
 Z95 = 1.959963984540054
@@ -20,6 +23,28 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
+def measure(
+    name: str,
+    config: RunConfig,
+    tasks: Sequence[Task],
+    *,
+    step: int,
+    policy_version: int,
+    reconciler: Reconciler,
+    observer: Observer,
+) -> Json:
+    """Run the held-out tasks and return the ``eval`` record of metrics.jsonl, without its times."""
+    planned = plan(name, step, tasks[: config.eval.limit or None], config.eval.samples)
+    observer.phase(f"evaluate {name}", len(planned))
+    rollouts = reconciler.run(planned)
+    record: Json = {"kind": "eval", "name": name, "step": step, "policy_version": policy_version}
+    for kind in ("greedy", "sampled"):
+        mine = [rollout for rollout in rollouts if rollout.split == f"{name}/{kind}"]
+        record[kind] = summarise(mine, config.reward.success)
+    record["failures"] = reconciler.take_failures()
+    return record
+
+
 def plan(name: str, step: int, tasks: Sequence[Task], samples: int) -> list[Rollout]:
     """One greedy rollout a task and `samples` at temperature 1."""
     rollouts = []
@@ -27,9 +52,9 @@ def plan(name: str, step: int, tasks: Sequence[Task], samples: int) -> list[Roll
         for index in range(count):
             rollouts += [
                 Rollout(
-                    id=f"{name}-{kind}-{task.id}" + (f"-{index}" if kind == "sampled" else ""),
+                    id=f"{name}-{step:04d}-{kind}-{task.id}" + (f"-{index}" if kind == "sampled" else ""),
                     task=task,
-                    group_id=f"{name}-{kind}-{task.id}",
+                    group_id=f"{name}-{step:04d}-{kind}-{task.id}",
                     split=f"{name}/{kind}",
                     step=step,
                     mode=Mode.EVAL,

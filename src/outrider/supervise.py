@@ -92,11 +92,14 @@ class Supervisor:
     _thread: threading.Thread | None = None
 
     def start(self, services: list[Service]) -> None:
-        """Start all at once and return when all serve. Raises `SetupError`."""
+        """Start all at once and return, so that the caller can load a model meanwhile."""
         self.services = services
         for service in services:
             service.start()
-        for service in services:
+
+    def await_ready(self) -> None:
+        """Return when all serve; from then on they are watched. Raises `SetupError`."""
+        for service in self.services:
             service.await_ready()
         self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
         self._thread.start()

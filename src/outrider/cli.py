@@ -1,0 +1,334 @@
+"""The command line. Each command turns its options into one typed object and hands it to the part that works."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import click
+
+from outrider import __version__
+from outrider import config as configuration
+from outrider.errors import OutriderError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def told_plainly(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn an `OutriderError` into its message and exit code. A bug keeps its traceback."""
+
+    @wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except OutriderError as error:
+            click.echo("\n".join([f"outrider: {error}", *getattr(error, "__notes__", ())]), err=True)
+            sys.exit(error.exit_code)
+        except OSError as error:
+            if error.errno != errno.ENOSPC and error.filename is None:
+                raise
+            click.echo(f"outrider: {error.filename or 'the disk'}: {error.strerror}", err=True)
+            sys.exit(3)
+
+    return wrapped
+
+
+@click.group(context_settings={"auto_envvar_prefix": "OUTRIDER", "help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="outrider")
+def main() -> None:
+    """Train the model behind an agent through the harness the agent ships in.
+
+    \b
+    Try it:           outrider quickstart
+    Your own agent:   outrider train RUN.toml     (outrider config lists every key)
+    Look at a run:    outrider inspect RUN-FOLDER
+    Check a machine:  outrider doctor
+
+    Every option can also be set by a variable: OUTRIDER_GATEWAY_PORT is --port of `outrider gateway`.
+    """
+
+
+# -- services ----------------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.option("--model", required=True, help="Hugging Face folder, .gguf file, or package:NAME.")
+@click.option("--name", default="policy", show_default=True, help="Name under which it is served.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8000, show_default=True, help="Port; 0 for any free one.")
+@click.option("--slots", default=32, show_default=True, help="Requests decoded at the same time.")
+@click.option("--max-model-len", default=2048, show_default=True, help="Longest prompt plus answer, tokens.")
+@click.option("--prefix-cache-tokens", default=16384, show_default=True, help="Prefix cache, tokens; 0 for none.")
+@click.option("--dtype", type=click.Choice(["auto", "bfloat16", "float32"]), default="auto", show_default=True)
+@click.option("--threads", default=0, show_default=True, help="CPU threads; 0 for all cores.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the sampler.")
+@click.option("--version", "policy_version", default=0, show_default=True, help="Policy version of --model.")
+@click.option("--parent-pid", default=0, help="Stop when this process is gone.", hidden=True)
+@told_plainly
+def engine(
+    model: str,
+    name: str,
+    host: str,
+    port: int,
+    slots: int,
+    max_model_len: int,
+    prefix_cache_tokens: int,
+    dtype: str,
+    threads: int,
+    seed: int,
+    policy_version: int,
+    parent_pid: int,
+) -> None:
+    """Serve a model over the OpenAI API, with token ids and log-probs (needs the `train` extra)."""
+    from outrider.engines.embedded.server import EngineOptions, serve
+
+    serve(
+        EngineOptions(
+            model=model,
+            name=name,
+            host=host,
+            port=port,
+            slots=slots,
+            max_model_len=max_model_len,
+            prefix_cache_tokens=prefix_cache_tokens,
+            dtype=dtype,
+            threads=threads,
+            seed=seed,
+            version=policy_version,
+            parent_pid=parent_pid,
+        )
+    )
+
+
+@main.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8080, show_default=True, help="Port; 0 for any free one.")
+@click.option("--upstream", required=True, help="Base URL of the engine or provider, without /v1.")
+@click.option("--store", required=True, help="Where calls are kept: sqlite:///PATH.")
+@click.option("--store-synchronous", type=click.Choice(["FULL", "NORMAL"]), default="FULL", show_default=True)
+@click.option(
+    "--mode",
+    type=click.Choice(["passthrough", "record", "train", "eval"]),
+    default="passthrough",
+    show_default=True,
+    help="What is kept of calls that come without an attempt key; a key brings its own mode.",
+)
+@click.option(
+    "--admin-key", default="", help="Opens /admin; better given as OUTRIDER_ADMIN_KEY.", envvar="OUTRIDER_ADMIN_KEY"
+)
+@click.option("--max-body-mb", default=64.0, show_default=True, help="Largest request body, MiB.")
+@click.option("--upstream-timeout-s", default=600.0, show_default=True, help="Longest wait for an answer, seconds.")
+@click.option("--parent-pid", default=0, help="Stop when this process is gone.", hidden=True)
+@told_plainly
+def gateway(
+    host: str,
+    port: int,
+    upstream: str,
+    store: str,
+    store_synchronous: str,
+    mode: str,
+    admin_key: str,
+    max_body_mb: float,
+    upstream_timeout_s: float,
+    parent_pid: int,
+) -> None:
+    """Run the gateway between agents and their model. Ready when GET /health answers 200."""
+    from outrider.gateway.app import GatewayOptions, serve
+    from outrider.types import Mode
+
+    serve(
+        GatewayOptions(
+            host=host,
+            port=port,
+            upstream=upstream,
+            store=store,
+            store_synchronous=store_synchronous,
+            mode=Mode(mode),
+            admin_key=admin_key,
+            max_body_mb=max_body_mb,
+            upstream_timeout_s=upstream_timeout_s,
+            parent_pid=parent_pid,
+        )
+    )
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+override = click.option("-o", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a key, as train.lr=1e-5.")
+
+
+@main.command()
+@click.argument("run_file", type=click.Path(path_type=Path))
+@override
+@told_plainly
+def train(run_file: Path, overrides: tuple[str, ...]) -> None:
+    """Train as RUN_FILE says. The same command resumes a run that was stopped or killed."""
+    train_to_end(configuration.load(run_file, overrides), run_file.resolve().parent)
+
+
+@main.command("eval")
+@click.argument("run_file", type=click.Path(path_type=Path))
+@override
+@told_plainly
+def evaluate(run_file: Path, overrides: tuple[str, ...]) -> None:
+    """Measure a model on the held-out tasks: -o model.path=RUN/weights/v0008 -o out=DIR. Prints one JSON object."""
+    config = configuration.load(run_file, overrides)
+    from outrider import assemble
+
+    with started(config, run_file.resolve().parent, steps=0) as (inputs, view, stop):
+        record = assemble.evaluate(inputs, view, stop)
+    click.echo(json.dumps(record))
+
+
+@main.command()
+@click.option("--seed", default=0, show_default=True, help="Seed of data order and sampling.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=None, help="Run folder  [default: runs/quickstart-SEED]"
+)
+@override
+@told_plainly
+def quickstart(seed: int, out: Path | None, overrides: tuple[str, ...]) -> None:
+    """Teach a 135M model to use a calculator, through an agent that knows nothing of Outrider (about 10 minutes)."""
+    from outrider.recipes.quickstart import run_file
+
+    file = run_file()
+    out = (out or Path("runs") / f"quickstart-{seed}").resolve()
+    config = configuration.load(file, (f"seed={seed}", f'out="{out}"', *overrides))
+    train_to_end(config, file.parent)
+
+
+@contextlib.contextmanager
+def started(config: configuration.RunConfig, root: Path, *, steps: int) -> Iterator[tuple[Any, Any, threading.Event]]:
+    """Lock the run folder, check what the configuration names and show a live view, until the run ends."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve the other processes
+    from outrider import assemble
+    from outrider.reports.live import LiveView
+    from outrider.runfolder import RunFolder
+
+    with RunFolder(Path(config.out).resolve()) as folder, assemble.stop_on_signals() as stop:
+        inputs = assemble.check_inputs(config, root, folder)
+        folder.adopt(config)
+        try:
+            with LiveView(steps=steps) as view:
+                yield inputs, view, stop
+        except OutriderError as error:
+            error.add_note(f"The run lies in {folder.root}; the same command goes on from there.")
+            raise
+
+
+def train_to_end(config: configuration.RunConfig, root: Path) -> None:
+    """Train, summarise and report. A run that is finished already is only reported."""
+    from outrider import assemble
+    from outrider.reports.report import write_report
+    from outrider.reports.summary import write_summary
+
+    with started(config, root, steps=config.train.steps) as (inputs, view, stop):
+        result = assemble.train(inputs, view, stop)
+    folder = inputs.folder
+    write_summary(
+        folder.root,
+        before=result["before"],
+        after=result["after"],
+        wall_s=result["wall_s"],
+        peak_rss_bytes=result["peak_rss_bytes"],
+        seed=config.seed,
+        model=config.model.path,
+        steps=config.train.steps,
+    )
+    with assemble.opened(folder) as store:
+        page = write_report(folder.root, store, tokenizer=assemble.tokenizer(folder))
+    click.echo(f"Report: {page}")
+    click.echo(f"Look at rollouts: outrider inspect {folder.root}")
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("run_folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("rollout", required=False)
+@click.option("--split", help="Only this split: train, before/greedy, after/sampled, …")
+@click.option("--step", type=int, help="Only this training step.")
+@click.option("--state", type=click.Choice(["queued", "running", "succeeded", "failed", "cancelled"]))
+@click.option("--limit", default=50, show_default=True, help="Rows shown.")
+@click.option("--tokens", is_flag=True, help="With ROLLOUT: every token with its log-prob.")
+@told_plainly
+def inspect(
+    run_folder: Path,
+    rollout: str | None,
+    split: str | None,
+    step: int | None,
+    state: str | None,
+    limit: int,
+    tokens: bool,
+) -> None:
+    """List the rollouts of a run, or show one: turns, tokens, log-probs, reward and its reasons."""
+    from rich.console import Console
+
+    from outrider import assemble
+    from outrider.reports import inspect as view
+    from outrider.runfolder import RunFolder
+    from outrider.types import RolloutState
+
+    folder, console = RunFolder(run_folder), Console()
+    with assemble.opened(folder) as store:
+        if rollout is None:
+            wanted = RolloutState(state) if state else None
+            view.list_rollouts(store, console, split=split, step=step, state=wanted, limit=limit)
+        else:
+            view.show_rollout(store, rollout, console, tokenizer=assemble.tokenizer(folder), all_tokens=tokens)
+
+
+@main.command()
+@click.argument("run_folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@told_plainly
+def report(run_folder: Path) -> None:
+    """Write report.html and report.png of a run anew, finished or not."""
+    from outrider import assemble
+    from outrider.reports.report import write_report
+    from outrider.runfolder import RunFolder
+
+    folder = RunFolder(run_folder)
+    with assemble.opened(folder) as store:
+        click.echo(f"Report: {write_report(folder.root, store, tokenizer=assemble.tokenizer(folder))}")
+
+
+@main.command()
+@told_plainly
+def doctor() -> None:
+    """Say what this machine can run, and what is missing."""
+    from rich.console import Console
+
+    from outrider.reports.doctor import print_doctor
+
+    sys.exit(print_doctor(Console()))
+
+
+@main.command("config")
+def show_config() -> None:
+    """Print every configuration key with its type, default and meaning."""
+    for line in describe(configuration.RunConfig, ""):
+        click.echo(line)
+
+
+def describe(section: type[Any], where: str) -> list[str]:
+    """Lines of `outrider config`, sections after the plain keys of their parent."""
+    import msgspec
+
+    own, nested = [], []
+    for name, kind, meta, default in configuration.fields(section):
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            nested += ["", f"[{where}{name}]  {meta.description}", *describe(kind, f"{where}{name}.")]
+        else:
+            shown = "required" if default is msgspec.NODEFAULT else repr(default)
+            own.append(f"  {where}{name} = {shown}\n      {meta.description}")
+    return own + nested
