@@ -15,7 +15,10 @@ from outrider.errors import RunError, SetupError
 from outrider.supervise import MAX_RESTARTS, Service, Supervisor, free_port
 from outrider.types import Failure
 
-SERVER = "import http.server,sys; http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()"
+SERVER = """
+import http.server, sys
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
 
 
 def until(condition, timeout_s=60.0):
