@@ -1,0 +1,75 @@
+"""OpenAI Chat Completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from outrider.dialects import openai_wire as wire
+from outrider.protocols import UpstreamRequest, WireRequest
+from outrider.types import Json
+
+
+class _Message(msgspec.Struct, gc=False):
+    role: str
+
+
+class _Request(wire.RequestHead, gc=False, kw_only=True):
+    messages: list[_Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+
+
+class _Entry(msgspec.Struct, gc=False):
+    logprob: float | None = None
+    token_id: int | None = None
+
+
+class _Logprobs(msgspec.Struct, gc=False):
+    content: list[_Entry] | None = None
+
+
+class _Choice(wire.ChoiceFields, gc=False):
+    logprobs: _Logprobs | None = None
+
+
+class _Reply(wire.ReplyFields, gc=False):
+    choices: list[_Choice] | None = None
+
+
+_request = msgspec.json.Decoder(_Request)
+_reply = msgspec.json.Decoder(_Reply)
+
+
+class OpenAIChat:
+    """Satisfies `protocols.Dialect`."""
+
+    name = "openai_chat"
+    routes = ("/v1/chat/completions",)
+
+    def parse(self, body: bytes) -> WireRequest:
+        return wire.parse_request(body, _request)
+
+    def prepare(self, request: WireRequest, *, overrides: Json, tokens: bool) -> UpstreamRequest:
+        return wire.prepare_request(request, overrides=overrides, tokens=tokens, logprobs=_wanted_logprobs)
+
+    def reader(self, request: UpstreamRequest) -> wire.OpenAIReader:
+        return wire.OpenAIReader(request.hidden, _reply, _entries)
+
+    def error(self, status: int, message: str, *, code: str | None = None) -> bytes:
+        return wire.error_body(status, message, code=code)
+
+    def error_event(self, status: int, message: str, *, code: str | None = None) -> bytes:
+        return wire.error_event(status, message, code=code)
+
+
+def _wanted_logprobs(fields: Mapping[str, msgspec.Raw]) -> Any:
+    asked = "logprobs" in fields and msgspec.json.decode(fields["logprobs"]) is True
+    return None if asked else True
+
+
+def _entries(logprobs: _Logprobs) -> tuple[list[float | None], wire.Ids]:
+    entries = logprobs.content or ()
+    return [entry.logprob for entry in entries], [entry.token_id for entry in entries]

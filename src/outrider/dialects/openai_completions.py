@@ -1,0 +1,65 @@
+"""OpenAI Completions, with text or token-id prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from outrider.dialects import openai_wire as wire
+from outrider.protocols import UpstreamRequest, WireRequest
+from outrider.types import Json
+
+
+class _Request(wire.RequestHead, gc=False, kw_only=True):
+    prompt: str | list[str | int | list[int]] | None = None
+    logprobs: int | None = None
+
+
+class _Logprobs(msgspec.Struct, gc=False):
+    token_logprobs: list[float | None] | None = None
+
+
+class _Choice(wire.ChoiceFields, gc=False):
+    logprobs: _Logprobs | None = None
+
+
+class _Reply(wire.ReplyFields, gc=False):
+    choices: list[_Choice] | None = None
+
+
+_request = msgspec.json.Decoder(_Request)
+_reply = msgspec.json.Decoder(_Reply)
+
+
+class OpenAICompletions:
+    """Satisfies `protocols.Dialect`."""
+
+    name = "openai_completions"
+    routes = ("/v1/completions",)
+
+    def parse(self, body: bytes) -> WireRequest:
+        return wire.parse_request(body, _request)
+
+    def prepare(self, request: WireRequest, *, overrides: Json, tokens: bool) -> UpstreamRequest:
+        return wire.prepare_request(request, overrides=overrides, tokens=tokens, logprobs=_wanted_logprobs)
+
+    def reader(self, request: UpstreamRequest) -> wire.OpenAIReader:
+        return wire.OpenAIReader(request.hidden, _reply, _entries)
+
+    def error(self, status: int, message: str, *, code: str | None = None) -> bytes:
+        return wire.error_body(status, message, code=code)
+
+    def error_event(self, status: int, message: str, *, code: str | None = None) -> bytes:
+        return wire.error_event(status, message, code=code)
+
+
+def _wanted_logprobs(fields: Mapping[str, msgspec.Raw]) -> Any:
+    """1 rather than 0: some engines take 0 for none."""
+    asked = "logprobs" in fields and msgspec.json.decode(fields["logprobs"]) is not None
+    return None if asked else 1
+
+
+def _entries(logprobs: _Logprobs) -> tuple[list[float | None], wire.Ids]:
+    return logprobs.token_logprobs or [], []
