@@ -40,21 +40,26 @@ class History:
 
     @property
     def before(self) -> Json | None:
-        return self._measured("before")
+        return self.evaluation("before")
 
     @property
     def after(self) -> Json | None:
-        return self._measured("after")
+        """The evaluation at the end, or the newest so far; None where there is none but the first."""
+        return self.evaluation("after") or next((r for r in reversed(self.evals) if r.get("name") != "before"), None)
 
     @property
     def finished(self) -> bool:
-        return self.after is not None
+        """The last step is done and measured. An ``after`` of a run that was given more steps since is not the last."""
+        after = self.evaluation("after")
+        return after is not None and finite(after.get("step", self.steps_wanted)) == self.steps_wanted
 
-    def _measured(self, name: str) -> Json | None:
-        summary = self.summary.get(name)
-        if isinstance(summary, dict) and summary:
-            return summary
-        return next((record for record in self.evals if record.get("name") == name), None)
+    def evaluation(self, name: str) -> Json | None:
+        """From the metrics; from the summary only where those lack it, since it may be of an earlier, shorter run."""
+        for record in self.evals:
+            if record.get("name") == name:
+                return record
+        found = self.summary.get(name)
+        return found if isinstance(found, dict) and found else None
 
     def column(self, *keys: str) -> list[float | None]:
         """One number of each step, None where it is missing or not finite; `keys` lead into nested objects."""
