@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 
-from outrider.reports.text import number
+from outrider.reports.text import number, scientific
 
 _MANY_POINTS = 40  # beyond that the dots of a line would touch; they stay as invisible targets for hovering
 
@@ -24,6 +24,8 @@ class Series:
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
     points: bool = False
+    shift: float = 0.0
+    """Moves points sideways, in SVG units, so that two at the same step do not hide each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,11 @@ class Frame:
     right: int = 10
     top: int = 8
     bottom: int = 22
-    words: Callable[[float], str] = field(default=number)
+    words: Callable[[float], str] | None = None
+    """Formats y values; None gives plain numbers, on the axis with as many decimals as its ticks need."""
+
+    def say(self, value: float) -> str:
+        return escape((self.words or number)(value))
 
     def at_x(self, value: float) -> float:
         return self.left + (value - self.x[0]) / (self.x[1] - self.x[0]) * (self.width - self.left - self.right)
@@ -55,7 +61,7 @@ def plot(
     width: int = 520,
     height: int = 230,
     y_range: tuple[float, float] | None = None,
-    words: Callable[[float], str] = number,
+    words: Callable[[float], str] | None = None,
 ) -> str:
     """A chart over training steps. Gaps (None) break a line. `words` formats y values; `label` is for screen readers.
 
@@ -119,7 +125,7 @@ def track(measures: Sequence[Measured], *, label: str, width: int = 480) -> str:
     """Shares on a scale from 0 to 100%, one row each: a dot, and a bar for its interval."""
     row = 26
     height = row * len(measures) + 24
-    frame = Frame(width=width, height=height, x=(0.0, 1.0), y=(0.0, 1.0), left=76, right=14, bottom=20)
+    frame = Frame(width=width, height=height, x=(0.0, 1.0), y=(0.0, 1.0), left=64, right=20, bottom=20)
     body = []
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         x = frame.at_x(share)
@@ -172,20 +178,33 @@ def _y_range(values: Sequence[float]) -> tuple[float, float]:
 
 def _axes(frame: Frame, xs: Sequence[float]) -> str:
     parts = []
-    for value in ticks(*frame.y):
+    values = ticks(*frame.y)
+    for value, words in zip(values, _tick_words(values, frame), strict=True):
         y = frame.at_y(value)
         parts.append(
             f'<line class="grid" x1="{frame.left}" x2="{frame.width - frame.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text x="{frame.left - 6}" y="{y + 3.5:.1f}" text-anchor="end">{escape(frame.words(value))}</text>'
+            f'<text x="{frame.left - 6}" y="{y + 3.5:.1f}" text-anchor="end">{words}</text>'
         )
-    low, high = min(xs), max(xs)
-    steps = ticks(low, high, max(2, frame.width // 70)) if high > low else [low]
-    for value in steps:
-        if value == int(value):
-            parts.append(
-                f'<text x="{frame.at_x(value):.1f}" y="{frame.height - 6}" text-anchor="middle">{int(value)}</text>'
-            )
+    for step in _step_ticks(xs, room=frame.width // 60):
+        parts.append(f'<text x="{frame.at_x(step):.1f}" y="{frame.height - 6}" text-anchor="middle">{step}</text>')
     return "".join(parts)
+
+
+def _tick_words(values: Sequence[float], frame: Frame) -> list[str]:
+    if frame.words is not None or len(values) < 2:
+        return [frame.say(value) for value in values]
+    gap = values[1] - values[0]
+    if max(map(abs, values)) < 1e-3:
+        return [scientific(value) if abs(value) > gap / 2 else "0" for value in values]
+    decimals = max(0, -math.floor(math.log10(gap) + 1e-9))
+    return [f"{value:,.{decimals}f}" for value in values]
+
+
+def _step_ticks(xs: Sequence[float], room: int) -> list[int]:
+    """Whole steps from the first on, at a round stride that gives at most about `room` of them."""
+    first, last = math.ceil(min(xs)), math.floor(max(xs))
+    stride = next(m * 10**e for e in range(12) for m in (1, 2, 5) if (last - first) / (m * 10**e) <= max(room, 2))
+    return list(range(first, last + 1, stride))
 
 
 def _line(frame: Frame, one: Series) -> str:
@@ -202,7 +221,7 @@ def _line(frame: Frame, one: Series) -> str:
         if y is not None:
             parts.append(
                 f'<circle class="{kind}" cx="{frame.at_x(x):.1f}" cy="{frame.at_y(y):.1f}" r="{radius}">'
-                f"<title>{escape(one.name)}, step {number(x)}: {escape(frame.words(y))}</title></circle>"
+                f"<title>{escape(one.name)}, step {number(x)}: {frame.say(y)}</title></circle>"
             )
     return "".join(parts)
 
@@ -226,16 +245,16 @@ def _points(frame: Frame, one: Series) -> str:
     for x, y, low, high in zip(one.xs, one.ys, lows, highs, strict=True):
         if y is None:
             continue
-        at, span = frame.at_x(x), ""
+        at, span = frame.at_x(x) + one.shift, ""
         if low is not None and high is not None:
-            span = f" ({frame.words(low)} to {frame.words(high)})"
+            span = f" ({frame.say(low)} to {frame.say(high)})"
             parts.append(
                 f'<line class="bar s{one.colour}" x1="{at:.1f}" x2="{at:.1f}" '
                 f'y1="{frame.at_y(low):.1f}" y2="{frame.at_y(high):.1f}"/>'
             )
         parts.append(
             f'<circle class="mark f{one.colour}" cx="{at:.1f}" cy="{frame.at_y(y):.1f}" r="5">'
-            f"<title>{escape(one.name)}, step {number(x)}: {escape(frame.words(y) + span)}</title></circle>"
+            f"<title>{escape(one.name)}, step {number(x)}: {frame.say(y)}{span}</title></circle>"
         )
     return "".join(parts)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from outrider.protocols import Store
 from outrider.reports.conversation import Message, Turn, turns
-from outrider.reports.markup import card, esc, folded, paragraph, pill, section, table
+from outrider.reports.markup import card, esc, folded, paragraph, pill, section
 from outrider.reports.text import number, one_line
 from outrider.reports.tokens import Tokenizer, pieces, strength
 from outrider.types import Attempt, Failure, Fidelity, Reward, Rollout
@@ -18,7 +18,8 @@ _MESSAGE_LIMIT = 4000  # characters of one message
 _TURN_LIMIT = 30  # calls of one attempt
 _TOKEN_LIMIT = 800  # tokens of one reply that are shown one by one
 
-FIXED, STILL, BROKE, STAYED = "failed before, succeeds after", "still fails", "fails now", "succeeds both times"
+FIXED, STILL, BROKE, STAYED = "failed before, succeeds after", "still fails", "fails now only", "succeeds both times"
+KINDS = {FIXED: "good", STAYED: "good", STILL: "bad", BROKE: "bad"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,20 +70,15 @@ def exchanges(store: Store, success_from: float, tokenizer: Tokenizer | None) ->
     else:
         return section("Held-out tasks, before and after", paragraph("No held-out rollout has a reward yet.", "none"))
     counts = Counter(pair.outcome for pair in pairs)
-    figures = table(
-        [f"{how} rollouts of {len(pairs):,} held-out tasks", "tasks"],
-        [[esc(outcome), number(counts[outcome])] for outcome in (FIXED, STAYED, STILL, BROKE) if counts[outcome]],
-        numeric=[1],
-    )
+    figures = [f"{counts[outcome]:,} {pill(outcome, KINDS[outcome])}" for outcome in KINDS if counts[outcome]]
+    found = f"{len(pairs):,} held-out tasks, {how}" + (f": {', '.join(figures)}." if after else ", before training.")
     words = "Sampled tokens are tinted by how unexpected they were: the redder, the less likely." if tokenizer else ""
     shown = [_pair(store, pair, success_from, tokenizer) for pair in choose(pairs)]
-    return section(
-        "Held-out tasks, before and after", figures if after else "", "<br>", paragraph(words, "soft"), *shown
-    )
+    return section("Held-out tasks, before and after", paragraph(f"{found} {words}", "soft"), *shown)
 
 
 def _pair(store: Store, pair: Pair, success_from: float, tokenizer: Tokenizer | None) -> str:
-    kind = {FIXED: "good", STAYED: "good", STILL: "bad", BROKE: "bad"}.get(pair.outcome, "plain")
+    kind = KINDS.get(pair.outcome, "plain")
     head = f"<h3>Task {esc(pair.task_id, 100)} {pill(esc(pair.outcome), kind)}</h3>"
     fields = json.dumps(pair.before.task.fields, ensure_ascii=False, default=str)
     sides = [_side("before", store, pair.before, success_from, tokenizer)]

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.reports.progress import Phase, Progress, eval_words, skipped_groups, step_words
-from outrider.reports.text import duration, fixed, number, one_line, percent, tally
+from outrider.reports.text import aligned_percent, duration, fixed, number, one_line, percent, tally
 from outrider.types import Json, Rollout
 
 _REFRESH_PER_S = 2  # a picture costs a few ms of CPU, and the machine has rollouts to do
@@ -145,13 +145,13 @@ def _header(progress: Progress, title: str) -> Table:
 def _bars(progress: Progress) -> Table:
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True, min_width=20)
-    grid.add_column(width=28)
+    grid.add_column(width=24)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(overflow="fold")
     left = progress.left_s()
     grid.add_row(
         Text("steps", "bold"),
-        ProgressBar(total=max(progress.steps_wanted, 1), completed=progress.steps_done, width=28),
+        _bar(progress.steps_wanted, progress.steps_done, progress.clock()),
         Text(f"{progress.steps_done}/{progress.steps_wanted}"),
         Text("time left unknown yet" if left is None else f"about {duration(left)} left", "dim"),
     )
@@ -159,11 +159,16 @@ def _bars(progress: Progress) -> Table:
     if phase is not None:
         now = progress.clock()
         count = f"{phase.done}/{phase.total}" if phase.total else str(phase.done)
-        bar = ProgressBar(
-            total=phase.total or None, completed=phase.done, width=28, pulse=not phase.total, animation_time=now
-        )
-        grid.add_row(Text(phase.name), bar, Text(count), Text(_phase_words(phase, now, counted=False), "dim"))
+        words = Text(_phase_words(phase, now, counted=False), "dim")
+        grid.add_row(Text(phase.name), _bar(phase.total, phase.done, now), Text(count), words)
     return grid
+
+
+def _bar(total: int, done: int, now: float) -> ProgressBar:
+    """Pulses where the total is not known."""
+    return ProgressBar(
+        total=total or None, completed=done, width=24, pulse=not total, animation_time=now, complete_style="blue"
+    )
 
 
 def _phase_words(phase: Phase, now: float, *, counted: bool = True) -> str:
@@ -189,7 +194,7 @@ def _steps(progress: Progress) -> Table:
         table.add_row(
             number(record.get("step")),
             f"{fixed(record.get('reward_mean'))} ± {fixed(record.get('reward_std'))}",
-            percent(record.get("success")),
+            aligned_percent(record.get("success")),
             number(record.get("tokens_per_s")),
             fixed(record.get("loss"), 4),
             fixed(times.get("total") if isinstance(times, dict) else None, 1),

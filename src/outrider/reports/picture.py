@@ -57,7 +57,7 @@ def _curves(axes: Any, history: History) -> None:
         axes.fill_between(steps, low, high, color=_BLUE, alpha=0.12, linewidth=0, label="reward ± std")
         axes.plot(steps, mean, color=_BLUE, marker="o", markersize=3.5, linewidth=2, label="reward, mean")
         axes.plot(steps, success, color=_GREY, marker="o", markersize=3.5, linewidth=1.6, label="success, training")
-    for how, colour, mark in (("greedy", _BLUE, "D"), ("sampled", _ORANGE, "s")):
+    for how, colour, mark, shift in (("greedy", _BLUE, "D", -0.05), ("sampled", _ORANGE, "s", 0.05)):
         known = [
             (step, one)
             for r in history.evals
@@ -65,7 +65,7 @@ def _curves(axes: Any, history: History) -> None:
         ]
         if known:
             axes.errorbar(
-                [step for step, _ in known],
+                [step + shift for step, _ in known],  # aside, so that two at one step do not hide each other
                 [one.value for _, one in known],
                 yerr=_errors([one for _, one in known]),
                 fmt=mark,
@@ -110,7 +110,6 @@ def _bars(axes: Any, history: History) -> None:
     axes.set_xlim(-0.7, 4.1)
     axes.set_ylim(0, 1.1)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1.0], ["0%", "25%", "50%", "75%", "100%"])
-    axes.tick_params(axis="x", length=0)
 
 
 def _errors(shares: list[Share]) -> list[list[float]]:
@@ -124,7 +123,7 @@ def _frame(axes: Any, title: str, x_label: str, y_label: str) -> None:
     axes.set_title(title, loc="left", fontsize=12, color=_INK, weight="bold")
     axes.set_xlabel(x_label, fontsize=9, color=_SOFT)
     axes.set_ylabel(y_label, fontsize=9, color=_SOFT)
-    axes.tick_params(labelsize=9, colors=_SOFT, labelcolor=_INK)
+    axes.tick_params(labelsize=9, labelcolor=_INK, length=0)
     axes.grid(axis="y", color=_LINE, linewidth=0.8, zorder=0)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):

@@ -14,7 +14,7 @@ from outrider.reports import charts
 from outrider.reports.charts import Measured, Series
 from outrider.reports.history import History, Share, counters, dig, share
 from outrider.reports.markup import card, esc, folded, paragraph, section, table
-from outrider.reports.text import duration, finite, gigabytes, number, percent
+from outrider.reports.text import aligned_percent, duration, finite, gigabytes, number, percent
 from outrider.types import Rollout, RolloutState
 
 HOWS = (("greedy", "greedy", 1), ("sampled", "sampled, T = 1", 2))
@@ -108,8 +108,8 @@ def headline(history: History) -> str:
 def _headline_card(words: str, colour: int, first: Share | None, last: Share | None) -> str:
     gain = ""
     if first is not None and last is not None:
-        points = 100 * (last.value - first.value)
-        gain = f'<span class="gain {"good" if points >= 0 else "bad"}">{points:+.1f} points</span>'.replace("-", "−")
+        points = f"{100 * (last.value - first.value):+.1f} points".replace("-", "−")
+        gain = f'<span class="gain {"good" if last.value >= first.value else "bad"}">{points}</span>'
     ends = ' <span class="arrow">→</span> '.join(percent(one.value if one else None) for one in (first, last))
     measures = [
         Measured(name=name, value=one.value, low=one.low, high=one.high, colour=shade)
@@ -123,7 +123,7 @@ def _headline_card(words: str, colour: int, first: Share | None, last: Share | N
 def _cells(one: Share | None) -> list[str]:
     if one is None:
         return ["–", "–", "–"]
-    return [percent(one.value), f"{percent(one.low)} – {percent(one.high)}", number(one.n)]
+    return [aligned_percent(one.value), f"{aligned_percent(one.low)} – {aligned_percent(one.high)}", number(one.n)]
 
 
 def change(first: Share | None, last: Share | None) -> str:
@@ -159,19 +159,20 @@ def curves(history: History) -> str:
                     high=[one.high for _, one in known],
                     colour=colour,
                     points=True,
+                    shift=-4.0 if how == "greedy" else 4.0,
                 )
             )
     left = card(
-        "<h3>Reward of training rollouts</h3>",
+        "<h3>Reward of training rollouts, by step</h3>",
         charts.legend([("mean ± standard deviation", 1)]),
         charts.plot([reward], label="Reward by step"),
     )
     right = card(
-        "<h3>Success</h3>",
+        "<h3>Success, by step</h3>",
         charts.legend([(one.name, one.colour) for one in success]),
         charts.plot(success, label="Success by step", y_range=(-0.04, 1.04), words=percent),
     )
-    return section("Learning curves", f'<div class="grid2">{left}{right}</div>', paragraph("By training step.", "soft"))
+    return section("Learning curves", f'<div class="grid2">{left}{right}</div>')
 
 
 def step_times(history: History) -> str:
@@ -235,7 +236,7 @@ def left_out(history: History, rollouts: Sequence[Rollout]) -> str:
     retried = [rollout for rollout in rollouts if rollout.attempt > 1]
     if retried:
         more = sum(rollout.attempt - 1 for rollout in retried)
-        rows.append(["tried again", "attempts after the first", number(more), f"{len(retried):,} rollouts"])
+        rows.append(["tried again", "attempts after the first", number(more), f"in {len(retried):,} rollout(s)"])
     open_ = Counter(rollout.state.value for rollout in rollouts if not rollout.state.ended)
     rows += [["not ended", f"rollout {state}", number(count), ""] for state, count in open_.items()]
     words = (

@@ -37,10 +37,7 @@ def one_line(text: str, limit: int = 120) -> str:
 
 
 def _visible(match: re.Match[str]) -> str:
-    code = ord(match.group())
-    if code < 0x20:
-        return chr(0x2400 + code)  # the control pictures block: ESC becomes ␛
-    return "␡" if code == 0x7F else f"⟨U+{code:04X}⟩"
+    return f"⟨U+{ord(match.group()):04X}⟩"
 
 
 def finite(value: Any) -> float | None:
@@ -60,8 +57,13 @@ def number(value: Any, digits: int = 3) -> str:
     if abs(real) >= 10 ** (digits - 1):
         return f"{real:,.0f}"
     if abs(real) < 1e-3:
-        return f"{real:.{max(digits - 2, 0)}e}"
+        return scientific(real)
     return f"{real:.{digits}g}"
+
+
+def scientific(value: float) -> str:
+    """``3.5e-4``."""
+    return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e+")
 
 
 def fixed(value: Any, places: int = 2) -> str:
@@ -71,11 +73,14 @@ def fixed(value: Any, places: int = 2) -> str:
 
 
 def percent(value: Any) -> str:
-    """A share as per cent, one decimal below 100 where it says something."""
+    """A share as per cent: ``69%``, ``83.5%``."""
+    return aligned_percent(value).replace(".0%", "%")
+
+
+def aligned_percent(value: Any) -> str:
+    """A share as per cent, always with one decimal, for columns that must line up."""
     real = finite(value)
-    if real is None:
-        return "–"
-    return f"{100 * real:.1f}".removesuffix(".0") + "%"
+    return "–" if real is None else f"{100 * real:.1f}%"
 
 
 def duration(seconds: Any) -> str:
