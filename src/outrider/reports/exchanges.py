@@ -33,12 +33,12 @@ class Pair:
 
 
 def pair_up(before: Sequence[Rollout], after: Sequence[Rollout], success_from: float) -> list[Pair]:
-    """Scored rollouts of the same task, in order of task id; of several the one with the lowest id."""
+    """Scored rollouts of the same task, in order of task id; of several the newest step's, then the lowest id."""
     firsts, lasts = _by_task(before), _by_task(after)
     pairs = []
     for task_id in sorted(firsts):
         first, last = firsts[task_id], lasts.get(task_id)
-        if after and last is None:
+        if lasts and last is None:
             continue
         outcome = "before training"
         if last is not None:
@@ -71,7 +71,7 @@ def exchanges(store: Store, success_from: float, tokenizer: Tokenizer | None) ->
         return section("Held-out tasks, before and after", paragraph("No held-out rollout has a reward yet.", "none"))
     counts = Counter(pair.outcome for pair in pairs)
     figures = [f"{counts[outcome]:,} {pill(outcome, KINDS[outcome])}" for outcome in KINDS if counts[outcome]]
-    found = f"{len(pairs):,} held-out tasks, {how}" + (f": {', '.join(figures)}." if after else ", before training.")
+    found = f"{len(pairs):,} held-out tasks, {how}" + (f": {', '.join(figures)}." if figures else ", before training.")
     words = "Sampled tokens are tinted by how unexpected they were: the redder, the less likely." if tokenizer else ""
     shown = [_pair(store, pair, success_from, tokenizer) for pair in choose(pairs)]
     return section("Held-out tasks, before and after", paragraph(f"{found} {words}", "soft"), *shown)
@@ -171,7 +171,7 @@ def final_reward(rewards: Sequence[Reward]) -> Reward | None:
 
 def _by_task(rollouts: Sequence[Rollout]) -> dict[str, Rollout]:
     found: dict[str, Rollout] = {}
-    for rollout in sorted(rollouts, key=lambda one: one.id):
+    for rollout in sorted(rollouts, key=lambda one: (-one.step, one.id)):
         if rollout.reward is not None:
             found.setdefault(rollout.task.id, rollout)
     return found

@@ -55,8 +55,10 @@ def list_rollouts(
         table.add_column(title, justify="right" if right else "left", no_wrap=title != "reason")
     for rollout in found[:limit]:
         table.add_row(*_row(rollout))
-    # A pipe has no width; lines that are cut or broken would be no use to grep.
-    console.print(table, width=None if console.is_terminal else _PIPE_WIDTH, crop=False)
+    if console.is_terminal:
+        console.print(table)
+    else:  # a pipe has no width, and lines that are cut or broken are no use to grep
+        Console(file=console.file, width=_PIPE_WIDTH, color_system=None).print(table)
     console.print()
     console.print(_counts(found, limit))
 

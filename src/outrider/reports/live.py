@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -55,7 +56,10 @@ class LiveView:
     def __enter__(self) -> LiveView:
         if self._is_live:
             self._live = Live(
-                get_renderable=self._picture, console=self._console, refresh_per_second=_REFRESH_PER_S, transient=False
+                get_renderable=self._picture,
+                console=self._console,
+                refresh_per_second=_REFRESH_PER_S,
+                redirect_stderr=sys.stderr.isatty(),  # what goes to a file stays in that file
             )
             self._live.start()
             self._console.show_cursor(True)
@@ -149,12 +153,13 @@ def _bars(progress: Progress) -> Table:
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(overflow="fold")
     left = progress.left_s()
-    grid.add_row(
-        Text("steps", "bold"),
-        _bar(progress.steps_wanted, progress.steps_done, progress.clock()),
-        Text(f"{progress.steps_done}/{progress.steps_wanted}"),
-        Text("time left unknown yet" if left is None else f"about {duration(left)} left", "dim"),
-    )
+    if progress.steps_wanted:
+        grid.add_row(
+            Text("steps", "bold"),
+            _bar(progress.steps_wanted, progress.steps_done, progress.clock()),
+            Text(f"{progress.steps_done}/{progress.steps_wanted}"),
+            Text("time left unknown yet" if left is None else f"about {duration(left)} left", "dim"),
+        )
     phase = progress.phase
     if phase is not None:
         now = progress.clock()
