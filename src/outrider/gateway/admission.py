@@ -1,0 +1,70 @@
+"""Who may go upstream now: the pause around a publish, the calls in flight, the policy version."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from outrider.errors import RequestError
+
+VERSION_KEY = "policy_version"
+
+
+class Refused(RequestError):
+    """Come back in `retry_after_s` seconds."""
+
+    def __init__(self, message: str, *, code: str, retry_after_s: int) -> None:
+        super().__init__(message, status=503, code=code)
+        self.retry_after_s = retry_after_s
+
+
+class Admission:
+    """Counts calls in flight and holds new ones back while weights are swapped. Lives on one event loop.
+
+    `version` counts successful publishes: it changes in `resume` and nowhere else, so that a failed publish leaves it.
+    """
+
+    def __init__(self, *, version: int | None, wait_s: float) -> None:
+        self.version = version
+        self.in_flight = 0
+        self._wait_s = wait_s
+        self._open = asyncio.Event()
+        self._open.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def paused(self) -> bool:
+        return not self._open.is_set()
+
+    async def enter(self) -> None:
+        """Wait until calls are admitted. Raises `Refused` after `wait_s`; else `leave` must follow."""
+        if self.paused:
+            try:
+                async with asyncio.timeout(self._wait_s):
+                    await self._open.wait()
+            except TimeoutError:
+                raise Refused("New weights are being loaded; try again.", code="paused", retry_after_s=5) from None
+        self.in_flight += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        self.in_flight -= 1
+        if not self.in_flight:
+            self._idle.set()
+
+    async def pause(self, timeout_s: float) -> int:
+        """Admit nobody and wait until calls in flight have ended; returns how many have not after `timeout_s`."""
+        self._open.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            pass
+        return self.in_flight
+
+    async def resume(self, version: int, persist: Callable[[str, str], None]) -> None:
+        """Record later calls under `version` and admit them. `persist` writes it first, so that a restart knows it."""
+        await asyncio.to_thread(persist, VERSION_KEY, str(version))
+        self.version = version
+        self._open.set()

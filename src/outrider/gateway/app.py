@@ -1,0 +1,133 @@
+"""Runs the gateway as a process: binds the port, says when it is ready, finishes streams before it ends.
+
+Entry points: `GatewayOptions` and `serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+
+import psutil
+import uvicorn
+
+from outrider.errors import SetupError
+from outrider.gateway.options import GatewayOptions, load_dialects, open_store
+from outrider.gateway.router import Gateway
+
+__all__ = ["GatewayOptions", "GatewayServer", "serve"]
+
+KEEP_ALIVE_S = 75  # longer than common clients keep idle connections, so that they close first
+PARENT_POLL_S = 0.5
+
+
+class GatewayServer:
+    """A bound, not yet serving gateway. `run` blocks until `stop` is called, a signal comes or the parent has gone."""
+
+    def __init__(self, options: GatewayOptions) -> None:
+        dialects = load_dialects(options.dialects)
+        self._socket = _bind(options.host, options.port)
+        try:
+            self.store = open_store(options.store, synchronous=options.store_synchronous)
+            self._gateway = Gateway(options, self.store, dialects)
+        except BaseException:
+            self._socket.close()
+            raise
+        self.port: int = self._socket.getsockname()[1]
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        self.base_url = f"http://{host}:{self.port}"
+        config = uvicorn.Config(
+            self._gateway,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,  # paths hold keys
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+        self._server = _Server(config, options.parent_pid, f"outrider gateway: ready on {self.base_url}")
+
+    def run(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._gateway.close()
+            self.store.close()
+
+    def stop(self) -> None:
+        """Take no new connections, finish what is in flight, end. From any thread."""
+        self._server.should_exit = True
+
+    @property
+    def ready(self) -> bool:
+        return self._server.started
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with our own start message and signals: its own handlers raise the signal again at the end."""
+
+    def __init__(self, config: uvicorn.Config, parent_pid: int, message: str) -> None:
+        super().__init__(config)
+        self._parent_pid = parent_pid
+        self._message = message
+        self._parent_watch: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self._parent_pid:
+            self._parent_watch = asyncio.create_task(self._watch_parent())
+        sys.stderr.write(self._message + "\n")
+        sys.stderr.flush()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def _watch_parent(self) -> None:
+        # Not PR_SET_PDEATHSIG: the kernel ties that to the thread that started us, which may end before its process.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(self._parent_pid)
+            while parent.is_running() and parent.status() != psutil.STATUS_ZOMBIE:
+                await asyncio.sleep(PARENT_POLL_S)
+        self.should_exit = True
+
+
+def serve(options: GatewayOptions) -> None:
+    """Run a gateway until it is told to stop. Raises `ConfigError`, `SetupError`, `StoreError` at the start."""
+    GatewayServer(options).run()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise SetupError(f"gateway.host: cannot listen on {host!r}: {error}.") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        # uvicorn listens only once the loop runs; listening now makes a second gateway on this port fail at its start.
+        bound.listen(2048)
+    except OSError as error:
+        bound.close()
+        raise SetupError(
+            f"gateway.port: cannot listen on {host}:{port}: {error.strerror}. Stop what uses it or choose another."
+        ) from error
+    bound.setblocking(False)
+    return bound

@@ -1,0 +1,111 @@
+"""From what a reply said about its tokens to a call's arrays and its fidelity.
+
+A reason starts with a short kind and a colon, so that reasons can be counted.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider.protocols import ReplyTokens, SampledChoice
+from outrider.types import Choice, Fidelity, FloatArray, IntArray, Usage
+
+_NO_IDS: IntArray = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    prompt_ids: IntArray | None
+    choices: tuple[Choice, ...]
+    usage: Usage | None
+    fidelity: Fidelity
+    reason: str
+
+
+def capture(reply: ReplyTokens, *, failure: str = "") -> Captured:
+    """Decide the fidelity of a call (DESIGN.md, invariant 3). `failure` says why the call itself did not end well.
+
+    Ids that can't be an array (null entries) are left out; lengths that differ are kept as they came, to be looked at.
+    """
+    prompt_ids = _ids(reply.prompt_ids or [])
+    ids = [_ids(choice.token_ids) for choice in reply.choices]
+    logprobs = [_floats(choice.logprobs) for choice in reply.choices]
+    has_ids = bool(reply.prompt_ids) or any(choice.token_ids for choice in reply.choices)
+    if not has_ids and not reply.problem:
+        fidelity, reason = Fidelity.TEXT, "text: the upstream gave no token ids"
+    else:
+        reason = _problem(reply, prompt_ids, ids, logprobs) or (f"unfinished: {failure}" if failure else "")
+        fidelity = Fidelity.BROKEN if reason else Fidelity.EXACT
+    choices = tuple(
+        Choice(
+            index=choice.index,
+            token_ids=_NO_IDS if token_ids is None else token_ids,
+            logprobs=values,
+            finish_reason=choice.finish_reason,
+        )
+        for choice, token_ids, values in zip(reply.choices, ids, logprobs, strict=True)
+    )
+    known_prompt = prompt_ids if prompt_ids is not None and len(prompt_ids) else None
+    return Captured(prompt_ids=known_prompt, choices=choices, usage=reply.usage, fidelity=fidelity, reason=reason)
+
+
+def _problem(
+    reply: ReplyTokens, prompt_ids: IntArray | None, ids: list[IntArray | None], logprobs: list[FloatArray]
+) -> str:
+    """The first thing that keeps a reply from being exact; empty if there is none."""
+    if reply.problem:
+        return f"reply: {reply.problem}"
+    if prompt_ids is None:
+        return "prompt ids: an entry is null or no token id"
+    if not len(prompt_ids):
+        return "prompt ids: there are none"
+    if not ids:
+        return "choices: there are none"
+    for choice, token_ids, values in zip(reply.choices, ids, logprobs, strict=True):
+        problem = _choice_problem(choice, token_ids, values)
+        if problem:
+            return problem
+    usage = reply.usage
+    if usage is None:
+        return "usage: there is none to check the ids against"
+    sampled = sum(len(choice.token_ids) for choice in reply.choices)
+    if sampled != usage.completion_tokens:
+        return f"usage: it counts {usage.completion_tokens} completion tokens, the reply carried {sampled} ids"
+    if len(prompt_ids) != usage.prompt_tokens:
+        return f"usage: it counts {usage.prompt_tokens} prompt tokens, the reply carried {len(prompt_ids)} ids"
+    return ""
+
+
+def _choice_problem(choice: SampledChoice, token_ids: IntArray | None, logprobs: FloatArray) -> str:
+    where = f"choice {choice.index}"
+    if token_ids is None:
+        return f"token ids: an entry of {where} is null or no token id"
+    if not len(token_ids):
+        return f"token ids: {where} has none"
+    if len(token_ids) != len(logprobs):
+        return f"lengths: {where} has {len(token_ids)} token ids and {len(logprobs)} log-probs"
+    if not np.isfinite(logprobs).all():
+        return f"log-probs: an entry of {where} is null or not finite"
+    if choice.finish_reason is None:
+        return f"unfinished: {where} has no finish_reason"
+    return ""
+
+
+def _ids(ids: list[int | None]) -> IntArray | None:
+    """None where an entry is no token id."""
+    try:
+        found = np.frombuffer(array("i", ids), dtype=np.int32)  # type: ignore[type-var]
+    except (TypeError, OverflowError):
+        return None
+    return None if len(found) and found.min() < 0 else found
+
+
+def _floats(values: list[float | None]) -> FloatArray:
+    """Null becomes NaN."""
+    try:
+        return np.frombuffer(array("f", values), dtype=np.float32)  # type: ignore[type-var]
+    except TypeError:
+        return np.array([np.nan if value is None else value for value in values], dtype=np.float32)

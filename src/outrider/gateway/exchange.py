@@ -1,0 +1,140 @@
+"""The agent's side of one HTTP exchange: a thin cover over raw ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+
+from outrider.errors import RequestError
+from outrider.gateway.encoding import decode_request
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+JSON_TYPE = (b"content-type", b"application/json")
+# Of one connection only (RFC 9110, section 7.6.1), so not ours to pass on.
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+
+
+class ClientGone(Exception):
+    """The agent closed its connection before its request was complete."""
+
+
+class Exchange:
+    """One request, and the answer to it. Sending to an agent that has gone is harmless."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.method: str = scope["method"]
+        self.path: bytes = scope["raw_path"]
+        self.query: bytes = scope["query_string"]
+        self.headers: Headers = scope["headers"]
+        self.started = False
+        """The status line was sent, so that an error can't be a status any more."""
+        self.gone = False
+        self._receive = receive
+        self._send = send
+        self._on_gone: Callable[[], None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    def header(self, name: bytes) -> bytes | None:
+        """Value of a header by its lower-case name."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    async def body(self, limit: int) -> bytes:
+        """The whole body as sent. Raises `RequestError` with status 413, and `ClientGone`."""
+        declared = self.header(b"content-length")
+        if declared is not None and int(declared) > limit:
+            raise _too_large(limit)
+        message = await self._receive()
+        data: bytes = message.get("body", b"")
+        if not message.get("more_body", False) and message["type"] == "http.request" and len(data) <= limit:
+            return data
+        parts, size = [data], len(data)
+        while message.get("more_body", False) and size <= limit:
+            message = await self._receive()
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        if size > limit:
+            raise _too_large(limit)
+        return b"".join(parts)
+
+    async def plain_body(self, limit: int) -> bytes:
+        """The body without its content encoding; `limit` holds before and after."""
+        body = await self.body(limit)
+        encoding = self.header(b"content-encoding")
+        if encoding is None or encoding.lower() == b"identity":
+            return body
+        return decode_request(body, encoding, limit)
+
+    # -- the agent leaves ------------------------------------------------------------------------------------------
+
+    def watch(self, on_gone: Callable[[], None]) -> None:
+        """Call `on_gone` once when the agent closes its connection. After `body`; until `unwatch`."""
+        self._on_gone = on_gone
+        self._watcher = asyncio.create_task(self._watch())
+
+    def unwatch(self) -> None:
+        self._on_gone = None
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if self._on_gone is not None:  # not the end of our own answer
+            self.gone = True
+            self._on_gone()
+
+    # -- the answer ------------------------------------------------------------------------------------------------
+
+    async def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        """A whole answer; `headers` hold no framing."""
+        length = (b"content-length", b"%d" % len(body))
+        await self.start(status, [*headers, length])
+        await self.finish(body)
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self, data: bytes = b"") -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+def end_to_end(headers: Sequence[tuple[bytes, bytes]], drop: frozenset[bytes]) -> Headers:
+    """Those headers that are not of one connection only, nor named there, nor in `drop`."""
+    named: set[bytes] = set()
+    for name, value in headers:
+        if name == b"connection":
+            named.update(token.strip().lower() for token in value.split(b","))
+    return [
+        (name, value) for name, value in headers if name not in HOP_BY_HOP and name not in drop and name not in named
+    ]
+
+
+def _too_large(limit: int) -> RequestError:
+    return RequestError(f"The request body is larger than {limit} bytes.", status=413, code="request_too_large")

@@ -1,0 +1,57 @@
+"""How a gateway is started, and the plug-ins that its options name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from outrider.errors import ConfigError
+from outrider.protocols import Dialect, Store
+from outrider.registry import BUILTIN, resolve
+from outrider.types import Mode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayOptions:
+    """How a gateway is started."""
+
+    upstream: str
+    """Base URL of the engine or provider, with or without ``/v1``."""
+    store: str
+    """``sqlite:///PATH``; an absolute path makes four slashes."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 takes any free one."""
+    mode: Mode = Mode.PASSTHROUGH
+    """Rules calls without an attempt key. In ``train`` and ``eval`` they are refused."""
+    admin_key: str = field(default="", repr=False)
+    """Opens ``/admin``; empty closes it."""
+    max_body_mb: float = 64.0
+    upstream_timeout_s: float = 600.0
+    """Longest time from sending a call to the end of its answer, seconds."""
+    pause_wait_s: float = 30.0
+    """How long a call waits for a pause to end before it is refused with 503, seconds."""
+    store_synchronous: Literal["FULL", "NORMAL"] = "FULL"
+    dialects: tuple[str, ...] = tuple(BUILTIN["dialect"])
+    """Dialect plug-ins; the first one words errors of routes that belong to none."""
+    parent_pid: int = 0
+    """End when this process has gone; 0 for never."""
+
+
+def open_store(url: str, *, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> Store:
+    """The store that a URL names. Raises `ConfigError`, `StoreError`."""
+    scheme, found, rest = url.partition("://")
+    if not found or not rest.strip("/"):
+        raise ConfigError(f"store: {url!r} must look like sqlite:///PATH.")
+    plugin = resolve("store", scheme, field="store")
+    store: Store = plugin(Path(rest[1:]), synchronous=synchronous) if scheme == "sqlite" else plugin(url)
+    return store
+
+
+def load_dialects(names: Sequence[str]) -> list[Dialect]:
+    """Raises `ConfigError`."""
+    if not names:
+        raise ConfigError("dialects: name at least one.")
+    return [resolve("dialect", name, field="dialects")() for name in names]

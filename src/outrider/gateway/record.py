@@ -1,0 +1,73 @@
+"""A call in the making: what was asked, what came, when, under which policy version."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from outrider.gateway.capture import capture
+from outrider.gateway.sessions import Access
+from outrider.protocols import Dialect, UpstreamRequest, WireRequest
+from outrider.types import Call, CallState
+
+
+class CallRecord:
+    """Filled in as the call goes on; `finish` makes the `Call` of it."""
+
+    def __init__(
+        self, *, dialect: Dialect, access: Access, request: WireRequest, prepared: UpstreamRequest, version: int | None
+    ) -> None:
+        self.dialect = dialect
+        self.access = access
+        self.prepared = prepared
+        self.reader = dialect.reader(prepared)
+        self.version_start = version
+        self.state = CallState.COMPLETE
+        self.status = 200
+        self.response = b""
+        self.error = ""
+        self.first_token_s: float | None = None
+        self._request = request
+        self._started_at = time.time()
+        self._began = time.monotonic()
+
+    def first_token(self) -> None:
+        """The first event with data came."""
+        if self.first_token_s is None:
+            self.first_token_s = time.monotonic() - self._began
+
+    def failed(self, error: str) -> None:
+        self.state = CallState.FAILED
+        self.error = error
+
+    def cancelled(self) -> None:
+        self.state = CallState.CANCELLED
+        self.error = "the client left"
+
+    def finish(self, *, version: int | None) -> Call:
+        """`version` is the policy version now, at the end."""
+        failure = "" if self.state is CallState.COMPLETE else self.error or self.state.value
+        captured = capture(self.reader.result(), failure=failure)
+        return Call(
+            id=uuid.uuid4().hex,
+            attempt_id=self.access.attempt_id,
+            dialect=self.dialect.name,
+            model=self._request.model,
+            state=self.state,
+            status=self.status,
+            streamed=self._request.stream,
+            request=self._request.body,
+            response=self.response,
+            prompt_ids=captured.prompt_ids,
+            choices=captured.choices,
+            usage=captured.usage,
+            fidelity=captured.fidelity,
+            fidelity_reason=captured.reason,
+            sampling=self.prepared.sampling,
+            version_start=self.version_start,
+            version_end=version,
+            started_at=self._started_at,
+            duration_s=time.monotonic() - self._began,
+            first_token_s=self.first_token_s,
+            error=self.error,
+        )

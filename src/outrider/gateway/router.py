@@ -1,0 +1,130 @@
+"""The gateway: an ASGI application that finds out what a request is, and hands it on.
+
+POST /s/<attempt key>/v1/…    a model endpoint, keyed by the path
+POST /v1/…                    the same with the key as API key; without one, under the gateway's own mode
+GET  /v1/models               the upstream's
+GET  /health                  200 when calls are served
+     /admin/…                 the trainer (see `admin`)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from outrider.errors import RequestError, StoreError
+from outrider.gateway.admin import Admin
+from outrider.gateway.admission import VERSION_KEY, Admission, Refused
+from outrider.gateway.counters import Counters
+from outrider.gateway.exchange import JSON_TYPE, ClientGone, Exchange, Receive, Scope, Send
+from outrider.gateway.options import GatewayOptions
+from outrider.gateway.relay import Relay
+from outrider.gateway.sessions import Access, Sessions
+from outrider.gateway.upstream import Upstream
+from outrider.protocols import Dialect, Store
+from outrider.types import Mode
+
+log = logging.getLogger("outrider.gateway")
+
+MODELS = b"/v1/models"
+
+
+class Gateway:
+    """The ASGI application."""
+
+    def __init__(self, options: GatewayOptions, store: Store, dialects: Sequence[Dialect]) -> None:
+        self._routes = {route.encode(): dialect for dialect in dialects for route in dialect.routes}
+        self._default = dialects[0]
+        self._counters = Counters()
+        version = store.value(VERSION_KEY)
+        admission = Admission(version=None if version is None else int(version), wait_s=options.pause_wait_s)
+        self._upstream = Upstream(options.upstream, timeout_s=options.upstream_timeout_s)
+        self._sessions = Sessions(store, options.mode)
+        self._admin = Admin(options.admin_key, admission, store, self._counters)
+        self._admission = admission
+        max_body_bytes = int(options.max_body_mb * (1 << 20))
+        self._relay = Relay(self._upstream, store, admission, self._counters, max_body_bytes=max_body_bytes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        dialect = self._default
+        try:
+            key, target = _split_key(exchange.path)
+            dialect = self._routes.get(target, dialect)
+            await self._handle(exchange, key, target, dialect)
+        except ClientGone:
+            self._counters.refused("client_gone")
+        except RequestError as error:
+            await self._refuse(exchange, dialect, error)
+        except StoreError as error:
+            await self._refuse(exchange, dialect, Refused(str(error), code="store_failed", retry_after_s=5))
+        except Exception:
+            log.exception("%s %s", exchange.method, _split_key(exchange.path)[1].decode("latin-1"))
+            await self._refuse(exchange, dialect, RequestError("The gateway failed.", status=500, code="gateway"))
+
+    def close(self) -> None:
+        self._upstream.close()
+
+    async def _handle(self, exchange: Exchange, key: str | None, target: bytes, dialect: Dialect) -> None:
+        if key is None and target == b"/health":
+            await self._health(exchange)
+        elif key is None and target.startswith(b"/admin/"):
+            await self._admin.handle(exchange)
+        elif target.startswith(b"/v1/"):
+            await self._model_route(exchange, self._sessions.access(exchange, key), target, dialect)
+        else:
+            raise _not_found(exchange, target)
+
+    async def _model_route(self, exchange: Exchange, access: Access, target: bytes, dialect: Dialect) -> None:
+        full = target + b"?" + exchange.query if exchange.query else target
+        if target in self._routes:
+            if exchange.method == "POST" and access.mode is not Mode.PASSTHROUGH:
+                await self._relay.record(exchange, full, dialect, access)
+                return
+            if access.keyed and exchange.method != "POST":
+                raise RequestError(f"{target.decode('latin-1')} takes POST only.", status=405)
+        elif access.keyed and not (exchange.method == "GET" and _is_models(target)):
+            raise _not_found(exchange, target)  # a key opens model endpoints, and nothing else of an engine
+        await self._relay.forward(exchange, full, dialect)
+
+    async def _health(self, exchange: Exchange) -> None:
+        state = {
+            "status": "ok",
+            "paused": self._admission.paused,
+            "in_flight": self._admission.in_flight,
+            "policy_version": self._admission.version,
+        }
+        await exchange.respond(200, [JSON_TYPE], msgspec.json.encode(state))
+
+    async def _refuse(self, exchange: Exchange, dialect: Dialect, error: RequestError) -> None:
+        self._counters.refused(error.code or str(error.status))
+        if exchange.started:
+            return  # too late for a status; leaving without an end closes the connection
+        headers = [JSON_TYPE]
+        if isinstance(error, Refused):
+            headers.append((b"retry-after", b"%d" % error.retry_after_s))
+        if error.status == 413:
+            headers.append((b"connection", b"close"))  # rather than read on what is not wanted
+        await exchange.respond(error.status, headers, dialect.error(error.status, str(error), code=error.code))
+
+
+def _split_key(path: bytes) -> tuple[str | None, bytes]:
+    """``/s/KEY/v1/x`` → ``("KEY", b"/v1/x")``; any other path has no key."""
+    if not path.startswith(b"/s/"):
+        return None, path
+    key, slash, rest = path[3:].partition(b"/")
+    return unquote_to_bytes(key).decode("latin-1"), slash + rest
+
+
+def _is_models(target: bytes) -> bool:
+    """The list of models, or one of them; no path that an upstream might take for another one."""
+    if target == MODELS:
+        return True
+    return target.startswith(MODELS + b"/") and b".." not in unquote_to_bytes(target)
+
+
+def _not_found(exchange: Exchange, target: bytes) -> RequestError:
+    return RequestError(f"There is no {exchange.method} {target.decode('latin-1')} here.", status=404, code="not_found")

@@ -1,0 +1,83 @@
+"""Keys: which attempt a call belongs to, and what is kept of it."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from dataclasses import dataclass, field
+
+from outrider.errors import RequestError
+from outrider.gateway.exchange import Exchange
+from outrider.keys import PREFIX, hash_key
+from outrider.protocols import Store
+from outrider.types import Json, Mode
+
+TRAJECTORY_HEADER = b"x-outrider-trajectory"
+# Names of production trajectories come from agents. They get a space of their own, so that none can be an attempt's.
+TRAJECTORY_PREFIX = "trajectory:"
+_TRAJECTORY = re.compile(rb"[A-Za-z0-9._:/-]{1,200}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """What a caller may do: one attempt's model endpoints, or un-keyed traffic under the gateway's own mode."""
+
+    mode: Mode
+    attempt_id: str = ""
+    """Attempt or production trajectory that a recorded call goes under."""
+    overrides: Json = field(default_factory=dict)
+    """Sampling parameters put over the agent's."""
+    keyed: bool = False
+
+
+class Sessions:
+    """Reads the store at every call, so that an attempt that ended is refused at once."""
+
+    def __init__(self, store: Store, mode: Mode) -> None:
+        self._store = store
+        self._mode = mode
+
+    def access(self, exchange: Exchange, path_key: str | None) -> Access:
+        """Raises `RequestError` with status 401 or 403, and `StoreError`."""
+        key = path_key if path_key is not None else _attempt_key(exchange)
+        if key is None:
+            return self._unkeyed(exchange)
+        session = self._store.session(hash_key(key))
+        if session is None:
+            raise RequestError("The attempt key is not known.", status=401, code="invalid_api_key")
+        if session.sealed:
+            raise RequestError("The attempt of this key has ended.", status=403, code="attempt_ended")
+        if session.expires_at is not None and time.time() > session.expires_at:
+            raise RequestError("The attempt key has expired.", status=401, code="key_expired")
+        return Access(mode=session.mode, attempt_id=session.attempt_id, overrides=session.sampling, keyed=True)
+
+    def _unkeyed(self, exchange: Exchange) -> Access:
+        if self._mode in (Mode.TRAIN, Mode.EVAL):
+            raise RequestError(
+                "This gateway takes calls with an attempt key only.", status=401, code="missing_attempt_key"
+            )
+        if self._mode is Mode.PASSTHROUGH:
+            return Access(mode=Mode.PASSTHROUGH)
+        given = exchange.header(TRAJECTORY_HEADER)
+        if given is not None and not _TRAJECTORY.fullmatch(given):
+            raise RequestError("x-outrider-trajectory: up to 200 of A-Z a-z 0-9 . _ : / - are allowed.")
+        return Access(mode=self._mode, attempt_id=TRAJECTORY_PREFIX + (given.decode() if given else uuid.uuid4().hex))
+
+
+def is_attempt_key(value: bytes) -> bool:
+    """True of a header value that holds one of our keys, which no upstream should see."""
+    return _token(value).startswith(PREFIX.encode())
+
+
+def _attempt_key(exchange: Exchange) -> str | None:
+    for name in (b"authorization", b"x-api-key"):
+        value = exchange.header(name)
+        if value is not None and is_attempt_key(value):
+            return _token(value).decode("latin-1")
+    return None
+
+
+def _token(value: bytes) -> bytes:
+    scheme, _, rest = value.strip().partition(b" ")
+    return rest.strip() if scheme.lower() == b"bearer" else value.strip()

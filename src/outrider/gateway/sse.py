@@ -1,0 +1,62 @@
+"""Server-sent events as bytes: cut a stream into events without changing one byte of it."""
+
+from __future__ import annotations
+
+import re
+
+from outrider.protocols import Event
+
+# Lines end with \n, \r\n or \r and with nothing else (no U+2028, no form feed). An empty line ends an event.
+_BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+
+
+class EventSplitter:
+    """Feed it bytes as they come; it gives the events that are whole. Their `raw` parts joined are what was fed.
+
+    A network read may end anywhere, also inside a UTF-8 sequence or between \\r and \\n.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Event]:
+        rest = self._rest
+        buffer = rest + data if rest else data
+        events = []
+        start = 0
+        look = max(0, len(rest) - 3)  # where a blank line may begin that was not whole before
+        plain = b"\r" not in buffer
+        while end := _end_of_event(buffer, max(start, look), plain):
+            events.append(parse_event(buffer[start:end]))
+            start = end
+        self._rest = buffer[start:]
+        return events
+
+    def end(self) -> list[Event]:
+        """What is left when the stream ends without a blank line."""
+        rest, self._rest = self._rest, b""
+        return [parse_event(rest)] if rest else []
+
+
+def _end_of_event(buffer: bytes, look: int, plain: bool) -> int:
+    """Where the first event from `look` on ends, its blank line included; 0 if it does not end here."""
+    if plain:
+        found = buffer.find(b"\n\n", look)
+        return found + 2 if found >= 0 else 0
+    match = _BLANK_LINE.search(buffer, look)
+    return match.end() if match else 0
+
+
+def parse_event(raw: bytes) -> Event:
+    if raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2 and b"\r" not in raw:
+        return Event(raw, raw[6:-2])
+    data: list[bytes] = []
+    name = b""
+    for line in _LINE_END.split(raw):
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            data.append(value.removeprefix(b" "))
+        elif field == b"event":
+            name = value.removeprefix(b" ")
+    return Event(raw, b"\n".join(data), name)
