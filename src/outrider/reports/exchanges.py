@@ -129,7 +129,9 @@ def _turn(turn: Turn, tokenizer: Tokenizer | None, *, first: bool) -> str:
         parts.append(paragraph("A new branch: this request continues none before it.", "none"))
     parts += [_bubble(message.role, esc(message.text, _MESSAGE_LIMIT)) for message in new]
     for index, message in enumerate(turn.replies):
-        parts.append(_bubble(f"{message.role}, sampled", _reply(turn, index, message, tokenizer), sampled=True))
+        sampled = message.role == "assistant"  # and no error of the upstream
+        role = "assistant, sampled" if sampled else message.role
+        parts.append(_bubble(role, _reply(turn, index, message, tokenizer), sampled=sampled))
     if turn.call.error:
         parts.append(f'<p class="why">{esc(turn.call.error, 300)}</p>')
     return "".join(parts)
