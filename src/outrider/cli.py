@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import click
 
@@ -82,7 +82,7 @@ def engine(
     slots: int,
     max_model_len: int,
     prefix_cache_tokens: int,
-    dtype: str,
+    dtype: Literal["auto", "bfloat16", "float32"],
     threads: int,
     seed: int,
     policy_version: int,
@@ -134,7 +134,7 @@ def gateway(
     port: int,
     upstream: str,
     store: str,
-    store_synchronous: str,
+    store_synchronous: Literal["FULL", "NORMAL"],
     mode: str,
     admin_key: str,
     max_body_mb: float,
@@ -218,7 +218,9 @@ def started(config: configuration.RunConfig, root: Path, *, steps: int) -> Itera
         inputs = assemble.check_inputs(config, root, folder)
         folder.adopt(config)
         try:
-            with LiveView(steps=steps) as view:
+            with LiveView(
+                steps=steps, success=config.reward.success, title=f"{config.model.path} · seed {config.seed}"
+            ) as view:
                 yield inputs, view, stop
         except OutriderError as error:
             error.add_note(f"The run lies in {folder.root}; the same command goes on from there.")
