@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 import uvicorn
@@ -53,13 +53,13 @@ class GatewayServer:
             date_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
         )
-        self._server = _Server(config, options.parent_pid, f"outrider gateway: ready on {self.base_url}")
+        message = f"outrider gateway: ready on {self.base_url}"
+        self._server = _Server(config, options.parent_pid, message, self._gateway.close)
 
     def run(self) -> None:
         try:
             self._server.run(sockets=[self._socket])
         finally:
-            self._gateway.close()
             self.store.close()
 
     def stop(self) -> None:
@@ -74,8 +74,11 @@ class GatewayServer:
 class _Server(uvicorn.Server):
     """uvicorn with our own start message and signals: its own handlers raise the signal again at the end."""
 
-    def __init__(self, config: uvicorn.Config, parent_pid: int, message: str) -> None:
+    def __init__(
+        self, config: uvicorn.Config, parent_pid: int, message: str, on_shutdown: Callable[[], None]
+    ) -> None:
         super().__init__(config)
+        self._on_shutdown = on_shutdown
         self._parent_pid = parent_pid
         self._message = message
         self._parent_watch: asyncio.Task[None] | None = None
@@ -86,6 +89,13 @@ class _Server(uvicorn.Server):
             self._parent_watch = asyncio.create_task(self._watch_parent())
         sys.stderr.write(self._message + "\n")
         sys.stderr.flush()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets=sockets)
+        if self._parent_watch is not None:
+            self._parent_watch.cancel()
+        self._on_shutdown()
+        await asyncio.sleep(0)  # lets closed connections leave the loop
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
