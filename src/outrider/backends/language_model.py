@@ -1,0 +1,204 @@
+"""A causal language model, and how rows go through it."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from outrider.backends import tree_attention
+from outrider.backends.head import Targets, token_logprobs
+from outrider.backends.packing import Index, Pack, pack
+from outrider.errors import ConfigError
+from outrider.types import Sample
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """A pack and the trained tokens in it: M of them, in the order in which they are scored."""
+
+    pack: Pack
+    targets: Targets
+    row: Index
+    """(M,): which of the given samples a token belongs to."""
+    position: Index
+    """(M,): where in its sample it stands."""
+
+
+class LanguageModel:
+    """A Hugging Face model in `path`, for training on packed rows.
+
+    Models with ordinary attention run with tree attention; that is checked on a few tokens at the start, and a model
+    that does not agree with itself (recurrent layers, capped logits, attention sinks) runs row by row, with a warning.
+    """
+
+    def __init__(self, path: Path, *, dtype: str, device: torch.device, gradient_checkpointing: bool = False) -> None:
+        self.device = device
+        self.module = load_model(path, DTYPES[dtype]).to(device)
+        for module in self.module.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.0
+        self.module.train()  # checkpointing asks for it; with dropout gone nothing else does
+        if gradient_checkpointing:
+            self.module.gradient_checkpointing_enable({"use_reentrant": False})
+        self.packed = self._use_tree_attention()
+
+    def micro_batches(
+        self, samples: Sequence[Sample], *, token_budget: int, share_prefixes: bool
+    ) -> Iterator[MicroBatch]:
+        """Cut `samples` into micro-batches. Tokens after the last trained one are not computed."""
+        last = [int(np.flatnonzero(sample.loss_mask)[-1]) for sample in samples]
+        rows = [sample.token_ids[:stop] for sample, stop in zip(samples, last, strict=True)]
+        for made in pack(rows, token_budget=token_budget, share_prefixes=share_prefixes and self.packed):
+            yield _locate(made, samples, self.device)
+
+    def score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of the trained tokens, float32 (M,); log-probs carry a gradient."""
+        if not self.packed:
+            return self._score_by_row(batch)
+        tree = tree_attention.TreePlans(batch.pack.chains, self.device)
+        hidden = self.module.get_decoder()(
+            input_ids=_tensor(np.concatenate(batch.pack.token_ids), self.device)[None],
+            position_ids=_tensor(np.concatenate(batch.pack.positions), self.device)[None],
+            use_cache=False,
+            outrider_tree=tree,
+        ).last_hidden_state[0]
+        head = self.module.get_output_embeddings()
+        return token_logprobs(hidden, head.weight, getattr(head, "bias", None), batch.targets)
+
+    def _score_by_row(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """The same from the model's own forward pass over padded rows."""
+        chains = batch.pack.chains
+        longest = max(len(chain.path) for chain in chains)
+        ids = np.zeros((len(chains), longest), dtype=np.int64)
+        mask = np.zeros_like(ids)
+        for index, (chain, row) in enumerate(zip(chains, batch.pack.token_ids, strict=True)):
+            ids[index, : len(chain.path)] = row
+            mask[index, : len(chain.path)] = 1
+        logits = self.module(
+            input_ids=_tensor(ids, self.device), attention_mask=_tensor(mask, self.device), use_cache=False
+        ).logits
+        targets = batch.targets
+        nodes = logits[_tensor(mask, self.device).bool()]  # (N, V): rows lie end to end in a pack without sharing
+        scaled = nodes[targets.places].float() / targets.temperatures[:, None]
+        logprobs = torch.log_softmax(scaled, dim=-1)
+        entropy = -(logprobs.detach().exp() * logprobs.detach()).sum(-1)
+        return logprobs[targets.place_of, targets.token_ids], entropy[targets.place_of]
+
+    def _use_tree_attention(self) -> bool:
+        """Switch to tree attention if the model gives the same log-probs with it as without."""
+        standard = self.module.config._attn_implementation
+        samples = _probes(self.module.config.vocab_size)
+        self.packed = False
+        with torch.no_grad():
+            try:
+                expected = self._probe(samples)
+                ALL_ATTENTION_FUNCTIONS.register(tree_attention.NAME, tree_attention.attend)
+                self.module.set_attn_implementation(tree_attention.NAME)
+                self.packed = True
+                difference = float((self._probe(samples) - expected).abs().mean())
+            except (TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
+                reason = str(error) or type(error).__name__
+            else:
+                if difference < 0.1:
+                    return True
+                reason = f"log-probs differ by {difference:.2g}"
+        self.module.set_attn_implementation(standard)
+        name = type(self.module).__name__
+        warnings.warn(
+            f"{name} cannot share prefixes ({reason}); it is trained row by row, which is slower.", stacklevel=4
+        )
+        return False
+
+    def _probe(self, samples: Sequence[Sample]) -> Tensor:
+        (batch,) = self.micro_batches(samples, token_budget=1 << 20, share_prefixes=True)
+        order = np.lexsort((batch.position, batch.row))
+        return self.score(batch)[0][_tensor(order, self.device)]
+
+
+def load_model(path: Path, dtype: torch.dtype) -> Any:
+    """Read a Hugging Face folder. Raises `ConfigError` where there is none."""
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"model.path: {path} is not a Hugging Face folder (it has no config.json).")
+    with _no_progress_bar():
+        try:
+            return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"model.path: {path} cannot be loaded: {error}") from error
+
+
+@contextlib.contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """transformers draws a bar while it loads, across whatever the terminal shows."""
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers.utils.logging.enable_progress_bar()
+
+
+def _locate(made: Pack, samples: Sequence[Sample], device: torch.device) -> MicroBatch:
+    """Find the trained tokens of a pack's rows, and the places that predict them."""
+    rows, positions, nodes = [], [], []
+    for index, path in zip(made.rows, made.paths, strict=True):
+        at = np.flatnonzero(samples[index].loss_mask)
+        rows.append(np.full(len(at), index))
+        positions.append(at)
+        nodes.append(path[at - 1])
+    row, position, node = np.concatenate(rows), np.concatenate(positions), np.concatenate(nodes)
+    temperature = np.array([sample.temperature for sample in samples], dtype=np.float32)[row]
+    # Rows of different temperature may meet at a node; they need a projection each.
+    places, place_of = np.unique(np.stack([node, temperature.view(np.int32)]), axis=1, return_inverse=True)
+    place_of = place_of.reshape(-1)
+    order = np.argsort(place_of, kind="stable")
+    token_ids = np.array([samples[r].token_ids[p] for r, p in zip(row, position, strict=True)])
+    return MicroBatch(
+        pack=made,
+        targets=Targets(
+            places=_tensor(places[0], device),
+            temperatures=torch.from_numpy(places[1].astype(np.int32).view(np.float32)).to(device),
+            place_of=_tensor(place_of[order], device),
+            token_ids=_tensor(token_ids[order], device),
+        ),
+        row=row[order],
+        position=position[order],
+    )
+
+
+def _tensor(values: Any, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(device)
+
+
+def _probes(vocabulary: int) -> list[Sample]:
+    """Two rows with a common beginning, all of them scored."""
+    rng = np.random.default_rng(0)
+    start = rng.integers(0, vocabulary, 12)
+    rows = [np.concatenate([start, rng.integers(0, vocabulary, length)]).astype(np.int32) for length in (12, 9)]
+    return [
+        Sample(
+            rollout_id=str(index),
+            group_id="probe",
+            attempt_id="probe",
+            token_ids=ids,
+            loss_mask=np.arange(len(ids)) > 0,
+            logprobs=np.zeros(len(ids), dtype=np.float32),
+            versions=np.zeros(len(ids), dtype=np.int32),
+            call_index=np.zeros(len(ids), dtype=np.int32),
+        )
+        for index, ids in enumerate(rows)
+    ]
