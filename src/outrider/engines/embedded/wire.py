@@ -34,9 +34,11 @@ class Wire:
 
     def plain(self, updates: Sequence[Update]) -> Json:
         """The whole answer. `updates` has one entry per choice, in order."""
-        choices = [self._choice(update, {"text": update.text}) for update in updates]
-        if self._parsed.chat:
-            choices = [self._choice(u, {"message": {"role": "assistant", "content": u.text}}) for u in updates]
+        chat = self._parsed.chat
+        choices = [
+            self._choice(u, {"message": {"role": "assistant", "content": u.text}} if chat else {"text": u.text})
+            for u in updates
+        ]
         body = {**self._head, "choices": choices, "usage": self._usage()}
         if self._parsed.return_token_ids:
             body.update(_versions(updates))
