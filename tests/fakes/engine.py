@@ -292,3 +292,29 @@ def gzipped(answer: Answer) -> Answer:
         chunk_delay_s=answer.chunk_delay_s,
         gate=answer.gate,
     )
+
+
+# -- parts of hand-made replies ----------------------------------------------------------------------------------------
+
+
+def chunk(delta: Json, **fields: Any) -> Json:
+    """A streamed chunk with one choice."""
+    return {"id": "c", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta, **fields}]}
+
+
+def entries(*values: float | None) -> Json:
+    """Chat log-probs."""
+    return {"content": [{"token": "t", "logprob": value} for value in values]}
+
+
+def usage(prompt: int, completion: int) -> Json:
+    """The usage chunk."""
+    numbers = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {"id": "c", "choices": [], "usage": numbers}
+
+
+def plain(choice: Json, prompt_ids: Sequence[int | None] | None = (1, 2), completion: int = 2, **fields: Any) -> Answer:
+    """A whole chat reply with one choice."""
+    numbers = {"prompt_tokens": len(prompt_ids or ()), "completion_tokens": completion, "total_tokens": 0}
+    choice = {"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop", **choice}
+    return json_answer({"id": "c", "choices": [choice], "usage": numbers, "prompt_token_ids": prompt_ids, **fields})

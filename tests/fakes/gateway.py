@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from fakes.engine import ScriptedEngine
-
 from outrider.gateway.app import GatewayOptions, GatewayServer
 from outrider.gateway.client import GatewayClient
 from outrider.keys import hash_key, new_key
@@ -84,9 +83,7 @@ class RunningGateway:
         """One chat call with the key in the path."""
         return self.post(f"/s/{key}{CHAT}", {"model": "policy", "messages": MESSAGES, **fields})
 
-    def request(
-        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
-    ) -> Got:
+    def request(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Got:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, path, body, headers or {})

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from fakes.engine import ScriptedEngine
 from fakes.gateway import RunningGateway
 
