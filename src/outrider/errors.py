@@ -53,12 +53,16 @@ class StoreBusy(StoreError):
 
 
 class RequestError(OutriderError):
-    """An agent's request is not what its protocol allows; the message is for the agent. Becomes a 4xx answer."""
+    """An agent's request is not what its protocol allows; the message is for the agent. Becomes a 4xx answer.
 
-    def __init__(self, message: str, *, status: int = 400, code: str | None = None) -> None:
+    `param` is the field that is wrong, such as ``messages.2.content``, for protocols that have a place for it.
+    """
+
+    def __init__(self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
+        self.param = param
 
 
 class EngineError(OutriderError):
