@@ -1,0 +1,23 @@
+"""smolagents with tool calls in the protocol."""
+
+import os
+import sys
+
+from smolagents import OpenAIModel, ToolCallingAgent, tool
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two whole numbers.
+
+    Args:
+        a: The first number.
+        b: The second number.
+    """
+    return a + b
+
+
+if __name__ == "__main__":
+    model = OpenAIModel(model_id="gpt-4o", api_base=os.environ["OPENAI_BASE_URL"])
+    agent = ToolCallingAgent(tools=[add], model=model, stream_outputs=sys.argv[2] == "streamed", max_steps=4)
+    print(agent.run("What is 19 + 23? Find out with the tool, then tell me."))
