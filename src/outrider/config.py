@@ -43,6 +43,7 @@ class HarnessConfig(Section, frozen=True, kw_only=True):
         str, Meta(description="Instead of a command: module:function, called with the task's fields as one dict.")
     ] = ""
     stdin: Annotated[str, Meta(description="Text for standard input; {field} as in `command`.")] = ""
+    cwd: Annotated[str, Meta(description="Working directory; empty for a fresh folder of each attempt's own.")] = ""
     env: Annotated[dict[str, str], Meta(description="Environment variables added for the harness.")] = {}
     preload: Annotated[
         tuple[str, ...], Meta(description="Python modules that the fork server imports once, for fast starts.")

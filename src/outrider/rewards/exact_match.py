@@ -1,0 +1,15 @@
+"""1 when the last line the harness printed is the task's answer, else 0."""
+
+from __future__ import annotations
+
+from outrider.types import Episode, Score
+
+
+def exact_match(episode: Episode) -> Score:
+    """Compares the last non-empty line of standard output with the task's field ``answer``. Raises when it has none."""
+    if "answer" not in episode.task.fields:
+        raise KeyError(f"task {episode.task.id!r} has no field `answer`")
+    wanted = str(episode.task.fields["answer"]).strip()
+    lines = [line.strip() for line in episode.attempt.stdout_tail.splitlines() if line.strip()]
+    got = lines[-1] if lines else ""
+    return Score(value=float(got == wanted), reason=f"printed {got!r}, wanted {wanted!r}")
