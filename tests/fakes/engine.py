@@ -128,7 +128,7 @@ class ScriptedEngine:
         received = Received(
             method=request.method,
             path=request.path,
-            query=request.query_string,
+            query=request.rel_url.raw_query_string,
             headers={name.lower(): value for name, value in request.headers.items()},
             body=await request.read(),
         )

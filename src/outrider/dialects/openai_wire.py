@@ -285,7 +285,10 @@ class OpenAIReader:
 
     def _take_loosely(self, data: bytes) -> bool:
         """Of a reply with unexpected types, keep that it has choices and whether they ended."""
-        reply = msgspec.json.decode(data)
+        try:
+            reply = msgspec.json.decode(data)
+        except (msgspec.DecodeError, RecursionError):
+            return False
         choices = reply.get("choices") if isinstance(reply, dict) else None
         for position, choice in enumerate(choices if isinstance(choices, list) else ()):
             if isinstance(choice, dict):
@@ -308,7 +311,7 @@ class OpenAIReader:
                 for choice in choices:
                     changed |= _hide_in_choice(choice, ids, logprobs)
                 fields["choices"] = choices
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return data  # a shape we don't know; `_take` has noted it
         return _encode(fields) if changed else data
 

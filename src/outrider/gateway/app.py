@@ -74,9 +74,7 @@ class GatewayServer:
 class _Server(uvicorn.Server):
     """uvicorn with our own start message and signals: its own handlers raise the signal again at the end."""
 
-    def __init__(
-        self, config: uvicorn.Config, parent_pid: int, message: str, on_shutdown: Callable[[], None]
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, parent_pid: int, message: str, on_shutdown: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_shutdown = on_shutdown
         self._parent_pid = parent_pid

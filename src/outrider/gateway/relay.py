@@ -206,8 +206,9 @@ class _RecordedCall:
         except Refused as refused:
             await exchange.finish(self._dialect.error_event(refused.status, str(refused), code=refused.code))
             return
-        if record.error and not record.reader.error:
-            held.append(self._dialect.error_event(failure.status if failure else 502, f"Upstream: {record.error}."))
+        if record.error and not record.reader.error:  # in place of a [DONE], which would be taken for a clean end
+            status = failure.status if failure else 502
+            held = [self._dialect.error_event(status, f"Upstream: {record.error}.")]
         await exchange.finish(b"".join(held))
 
     def _read_events(self, events: list[Event], held: list[bytes]) -> bytes:

@@ -42,7 +42,7 @@ class Gateway:
         version = store.value(VERSION_KEY)
         admission = Admission(version=None if version is None else int(version), wait_s=options.pause_wait_s)
         self._upstream = Upstream(options.upstream, timeout_s=options.upstream_timeout_s)
-        self._sessions = Sessions(store, options.mode)
+        self._sessions = Sessions(store, Mode(options.mode))
         self._admin = Admin(options.admin_key, admission, store, self._counters)
         self._admission = admission
         max_body_bytes = int(options.max_body_mb * (1 << 20))

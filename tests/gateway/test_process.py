@@ -1,0 +1,179 @@
+"""The gateway as a process: start, stop, kill."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from fakes.engine import chunk, stream
+from fakes.gateway import CHAT, MESSAGES, wait_for
+from fakes.process import GatewayProcess
+from outrider.errors import ConfigError, SetupError, StoreError
+from outrider.gateway.app import GatewayOptions, GatewayServer
+from outrider.keys import hash_key, new_key
+from outrider.stores.sqlite import SqliteStore
+from outrider.types import CallState, Fidelity, Mode, Session
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = SqliteStore(tmp_path / "s.sqlite3")
+    yield store
+    store.close()
+
+
+def open_session(store, attempt_id="attempt-1"):
+    key = new_key()
+    store.open_session(Session(attempt_id=attempt_id, key_hash=hash_key(key), mode=Mode.TRAIN))
+    return key
+
+
+class Agent(threading.Thread):
+    """Calls until the gateway is gone; keeps the names of the calls that were answered to the end."""
+
+    def __init__(self, port, key, number):
+        super().__init__(daemon=True)
+        self.answered = []
+        self._port, self._key, self._number = port, key, number
+
+    def run(self):
+        streamed = self._number % 2 == 1
+        made = 0
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
+            while True:
+                made += 1
+                name = f"agent{self._number}-call{made}."
+                body = {"messages": MESSAGES, "stream": streamed, "user": name}
+                connection.request("POST", f"/s/{self._key}{CHAT}", json.dumps(body))
+                with contextlib.closing(connection.getresponse()) as answer:
+                    data = answer.read()
+                assert answer.status == 200, data
+                if not streamed or data.endswith(b"data: [DONE]\n\n"):
+                    self.answered.append(name)
+
+
+def test_a_kill_at_any_moment_loses_no_answered_call(engine, tmp_path, store):
+    key = open_session(store)
+    random.seed(5)
+    answered = []
+    for _ in range(4):
+        with GatewayProcess(engine, tmp_path / "s.sqlite3") as gateway:
+            agents = [Agent(gateway.port, key, number) for number in range(16)]
+            for agent in agents:
+                agent.start()
+            wait_for(lambda agents=agents: sum(len(agent.answered) for agent in agents) > 30)
+            time.sleep(random.random() * 0.3)
+            gateway.kill()
+            for agent in agents:
+                agent.join(60)
+            answered.append([name for agent in agents for name in agent.answered])
+    names = [json.loads(call.request)["user"] for call in store.calls("attempt-1")]
+    for made in answered:
+        for name in made:
+            names.remove(name)  # one for each answer, or this raises
+    for call in store.calls("attempt-1"):
+        assert call.state in (CallState.COMPLETE, CallState.CANCELLED)
+        assert call.fidelity is Fidelity.EXACT or call.state is CallState.CANCELLED
+    assert [call.seq for call in store.calls_after(0, 10**6)] == list(range(1, len(store.calls("attempt-1")) + 1))
+
+
+def test_SIGTERM_lets_a_stream_end_and_then_the_process(engine, tmp_path, store):
+    key = open_session(store)
+    gate = threading.Event()
+    engine.answers.append(stream(chunk({"content": "a"}), chunk({}, finish_reason="stop"), gate=gate))
+    with GatewayProcess(engine, tmp_path / "s.sqlite3") as gateway:
+        connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30)
+        connection.request("POST", f"/s/{key}{CHAT}", json.dumps({"messages": MESSAGES, "stream": True}))
+        answer = connection.getresponse()
+        assert b'"a"' in answer.readline()
+        gateway.process.terminate()
+        wait_for(lambda: refuses(gateway.port))
+        gate.set()
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+        connection.close()
+        assert gateway.wait() == 0
+    assert store.calls("attempt-1")[0].state is CallState.COMPLETE
+
+
+def refuses(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except OSError:
+        return True
+    return False
+
+
+def test_sessions_and_version_survive_a_kill(engine, tmp_path, store):
+    key = open_session(store)
+    with GatewayProcess(engine, tmp_path / "s.sqlite3") as gateway:
+        gateway.client.resume(3)
+        gateway.kill()
+        gateway.start()
+        assert gateway.client.health()["policy_version"] == 3
+        connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30)
+        connection.request("POST", f"/s/{key}{CHAT}", json.dumps({"messages": MESSAGES}))
+        assert connection.getresponse().read()
+        connection.close()
+    assert store.calls("attempt-1")[0].version_start == 3
+
+
+def test_it_ends_when_its_parent_has_gone(engine, tmp_path):
+    parent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with GatewayProcess(engine, tmp_path / "s.sqlite3", parent_pid=parent.pid) as gateway:
+        parent.kill()  # not yet waited for: a zombie counts as gone
+        assert gateway.wait() == 0
+        parent.wait()
+        gateway.start()
+        assert gateway.wait() == 0  # it had gone before we started
+
+
+def options(tmp_path, **fields):
+    defaults = {"upstream": "http://127.0.0.1:1", "store": f"sqlite:///{tmp_path / 's.sqlite3'}"}
+    return GatewayOptions(**(defaults | fields))
+
+
+def test_a_port_in_use_is_told_by_number(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(SetupError, match=f"gateway.port: .*{port}.*already in use"):
+            GatewayServer(options(tmp_path, port=port))
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "match"),
+    [
+        ({"host": "no.such.host.invalid"}, SetupError, "gateway.host"),
+        ({"upstream": "localhost:80"}, ConfigError, "upstream"),
+        ({"store": "s.sqlite3"}, ConfigError, "store.*sqlite:///PATH"),
+        ({"store": "sqlite:///"}, ConfigError, "sqlite:///PATH"),
+        ({"store": "sqlit:///x"}, ConfigError, "Did you mean 'sqlite'"),
+        ({"store": "sqlite:////no/such/folder/s.sqlite3"}, StoreError, "/no/such/folder/s.sqlite3"),
+        ({"store_synchronous": "OFF"}, StoreError, "FULL or NORMAL"),
+        ({"dialects": ("openai_chad",)}, ConfigError, "openai_chat"),
+        ({"dialects": ()}, ConfigError, "dialects"),
+    ],
+)
+def test_options_that_are_wrong_are_told_at_the_start(tmp_path, fields, error, match):
+    with pytest.raises(error, match=match):
+        GatewayServer(options(tmp_path, **fields))
+
+
+def test_the_admin_key_is_not_in_the_repr(tmp_path):
+    assert "secret" not in repr(options(tmp_path, admin_key="secret"))
+
+
+def test_the_gateway_imports_without_torch():
+    code = "import sys; import outrider.gateway.app; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
