@@ -68,6 +68,10 @@ class Timer:
         self._parts[name] = self._parts.get(name, 0.0) + now - self._last
         self._last = now
 
+    def skip(self) -> None:
+        """Leave what passed since the last lap to `rest`."""
+        self._last = time.monotonic()
+
     def times(self) -> dict[str, float]:
         total = time.monotonic() - self._began
         return {"total": total, **self._parts, "rest": total - sum(self._parts.values())}
@@ -171,7 +175,7 @@ class Trainer:
             stats = self.parts.backend.forward_backward(rows, loss)
             timer.lap("forward_backward")
             self._await_checkpoint()  # the last step's weights must be on disk before they change
-            timer.lap("rest")
+            timer.skip()
             optim = self.parts.backend.optim_step(learning_rate(config.lr, config.warmup_steps, step))
             if optim.skipped:
                 self._say(f"step {step}: the gradient was not finite; weights stay as they are")
