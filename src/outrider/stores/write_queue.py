@@ -1,0 +1,129 @@
+"""A bounded queue with one thread behind it that commits in groups; what a commit is, a store says.
+
+Whatever was queued while the last commit ran goes into the next one: a lone writer pays one commit and no delay, a
+crowd shares it. There is no timer.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from concurrent.futures import Future
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from outrider.errors import OutriderError, StoreBusy, StoreError
+
+Operation = TypeVar("Operation")
+
+
+class _Job(NamedTuple, Generic[Operation]):
+    operation: Operation
+    future: Future[Any]
+    size: int
+
+
+class WriteQueue(ABC, Generic[Operation]):
+    """Hands operations, in order, to `commit_group`. `label` names the store in messages.
+
+    A subclass must be ready before it calls this constructor, which starts the thread.
+    """
+
+    def __init__(
+        self, label: str, *, max_queued: int, max_queued_bytes: int, max_group_bytes: int | None = None
+    ) -> None:
+        self.label = label
+        self._max_queued = max_queued
+        self._max_queued_bytes = max_queued_bytes
+        self._max_group_bytes = max_queued_bytes if max_group_bytes is None else max_group_bytes
+        self._queue: deque[_Job[Operation]] = deque()
+        self._pending = 0  # jobs queued or being committed
+        self._pending_bytes = 0
+        self._closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name=f"writer {label}", daemon=True)
+        self._thread.start()
+
+    @abstractmethod
+    def commit_group(self, operations: list[Operation]) -> list[Any]:
+        """Run and commit all in one transaction; returns each one's result, or the `OutriderError` it failed with.
+
+        What it raises fails the whole group. Called on the writer thread only.
+        """
+
+    @abstractmethod
+    def disconnect(self) -> None:
+        """Release the connection, rolling back what is open; the next commit makes a new one. On the writer thread."""
+
+    def _submit(self, operation: Operation, size: int = 0) -> Future[Any]:
+        """Queue `operation`, which holds about `size` bytes. Raises `StoreBusy` when the queue is full."""
+        future: Future[Any] = Future()
+        with self._changed:
+            if self._closing:
+                raise StoreError(f"{self.label}: the store is closed.")
+            # One job is always taken, however large, or it never could be.
+            over = self._pending_bytes + size > self._max_queued_bytes and self._pending > 0
+            if over or self._pending >= self._max_queued:
+                raise StoreBusy(f"{self.label}: {self._pending} writes are waiting for the disk; try again later.")
+            self._queue.append(_Job(operation, future, size))
+            self._pending += 1
+            self._pending_bytes += size
+            self._changed.notify()
+        return future
+
+    @property
+    def pending(self) -> int:
+        """Operations that are not durable yet."""
+        return self._pending
+
+    def close(self) -> None:
+        """Commit what is queued, then stop."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._closing:
+                    self._changed.wait()
+                group = self._next_group()
+            if not group:
+                break
+            self._commit(group)
+        self.disconnect()
+
+    def _next_group(self) -> list[_Job[Operation]]:
+        """All that is queued, as far as a group may be large; at least one job."""
+        group: list[_Job[Operation]] = []
+        size = 0
+        while self._queue and (not group or size + self._queue[0].size <= self._max_group_bytes):
+            group.append(self._queue.popleft())
+            size += group[-1].size
+        return group
+
+    def _commit(self, group: list[_Job[Operation]]) -> None:
+        size = sum(job.size for job in group)
+        taken = [job for job in group if job.future.set_running_or_notify_cancel()]
+        try:
+            outcomes = self.commit_group([job.operation for job in taken]) if taken else []
+        except Exception as error:
+            self.disconnect()
+            outcomes = [_failed(self.label, error)] * len(taken)
+        with self._changed:
+            self._pending -= len(group)
+            self._pending_bytes -= size
+        for job, outcome in zip(taken, outcomes, strict=True):
+            if isinstance(outcome, OutriderError):
+                job.future.set_exception(outcome)
+            else:
+                job.future.set_result(outcome)
+
+
+def _failed(label: str, error: Exception) -> OutriderError:
+    if isinstance(error, OutriderError):
+        return error
+    failure = StoreError(f"{label}: cannot write: {error}.")
+    failure.__cause__ = error
+    return failure
