@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Self
 
 from fakes.gateway import RunningGateway
-
 from harnesses.catalog import Dialect, Harness, Variant
 from harnesses.drive import Ran, drive
 from harnesses.engine import QUOTE, ToolUsingEngine
@@ -50,10 +49,11 @@ class Outcome:
 class Bench:
     """Serves while entered. Each run gets an attempt and a key of its own."""
 
-    def __init__(self, folder: Path, mode: Mode = Mode.TRAIN, *, odd_arguments: bool = False) -> None:
+    def __init__(self, folder: Path, mode: Mode = Mode.TRAIN, *, turns: int = 2, odd_arguments: bool = False) -> None:
         self._folder = folder
         self._mode = mode
-        self._engine = ToolUsingEngine(odd_arguments=odd_arguments)
+        self._turns = turns
+        self._engine = ToolUsingEngine(turns=turns, odd_arguments=odd_arguments)
         self._runs = 0
 
     def __enter__(self) -> Self:
@@ -77,13 +77,13 @@ class Bench:
         self._gateway.store.seal(attempt)
         calls = self._gateway.store.calls(attempt)
         rows = trajectory.build(calls).samples(rollout_id=attempt, group_id=harness.name).samples
-        problems = [*problems_of_run(ran)]
+        problems = problems_of_run(ran)
         if self._mode is Mode.PASSTHROUGH:
             count = len(self._engine.received) - asked
             problems += ["recorded in passthrough mode"] if calls else []
         else:
             count = len(calls)
-            problems += problems_of_calls(calls, variant, EXPECTED[self._mode])
+            problems += problems_of_calls(calls, variant, EXPECTED[self._mode], turns=self._turns)
         return Outcome(
             harness=harness.name,
             version=harness.version,
@@ -110,9 +110,9 @@ def problems_of_run(ran: Ran) -> list[str]:
     return []
 
 
-def problems_of_calls(calls: list[Call], variant: Variant, expected: Fidelity) -> list[str]:
-    if len(calls) < 2:
-        return [f"{len(calls)} calls recorded where a turn with a tool takes two"]
+def problems_of_calls(calls: list[Call], variant: Variant, expected: Fidelity, *, turns: int = 2) -> list[str]:
+    if len(calls) < turns:
+        return [f"{len(calls)} calls recorded where the task takes {turns}"]
     found = []
     for call in calls:
         what = f"call {call.seq}"

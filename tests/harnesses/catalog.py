@@ -261,7 +261,7 @@ CLIS = (
         installer=Installer.NPM,
         requirements=("@openai/codex@0.171.0",),
         env={"CODEX_API_KEY": "$key"},
-        needs="`-c openai_base_url=…` or a provider in `config.toml`, since it ignores `OPENAI_BASE_URL`; `CODEX_API_KEY`",
+        needs="`-c openai_base_url=…` or a provider in `config.toml` (it ignores `OPENAI_BASE_URL`); `CODEX_API_KEY`",
         variants=(
             Variant(
                 dialect=Dialect.RESPONSES,

@@ -1,8 +1,8 @@
 """A scripted engine that plays a model well enough to take any harness through one task with a tool.
 
-A request that offers tools and holds no result yet gets one call to the simplest tool; a later one gets a final answer
-that quotes the result, or a call to the tool that the harness ends a run with. Harnesses that put their protocol into
-plain text get plain text. The engine speaks chat completions alone: other dialects are the gateway's to translate.
+A request that offers tools gets a call to the simplest one until there are results enough; then comes a final answer
+that quotes the last result, or a call to the tool that the harness ends a run with. Harnesses that put their protocol
+into plain text get plain text. The engine speaks chat completions alone: other dialects are the gateway's to translate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 
 from fakes.engine import Answer, Json, Received, Reply, Sampled, ScriptedEngine, json_answer, sse
 
-COMMAND = "expr 19 + 23"
 QUOTE = "The tool said: "
 """Begins every final answer; the tool's own words follow."""
 
@@ -52,10 +51,12 @@ class Vocabulary:
 
 
 class ToolUsingEngine(ScriptedEngine):
-    """With `odd_arguments` it spaces JSON as no serialiser does: a re-rendered history then differs from its tokens."""
+    """Plays `turns` calls a task. With `odd_arguments` it spaces JSON as no serialiser does, so that a history that is
+    rendered anew differs from its tokens."""
 
-    def __init__(self, *, odd_arguments: bool = False) -> None:
+    def __init__(self, *, turns: int = 2, odd_arguments: bool = False) -> None:
         super().__init__()
+        self._turns = turns
         self._separators = (" ,  ", " :  ") if odd_arguments else (", ", ": ")
         self._vocabulary = Vocabulary()
 
@@ -64,7 +65,7 @@ class ToolUsingEngine(ScriptedEngine):
             return super().default(received)
         asked = received.json
         _, prompt_ids = self._vocabulary.encode(render(asked))
-        sampled = self._sample(decide(asked), call_id=f"call_{len(self.received):08d}")
+        sampled = self._sample(decide(asked, self._turns), call_id=f"call_{len(self.received):08d}")
         reply = Reply(
             asked=asked, chat=True, sampled=[sampled], prompt_ids=prompt_ids, id=f"chatcmpl-{len(self.received)}"
         )
@@ -117,17 +118,19 @@ def text_of(content: Any) -> str:
 # -- what the model does -----------------------------------------------------------------------------------------------
 
 
-def decide(asked: Json) -> Say | Use:
+def decide(asked: Json, turns: int = 2) -> Say | Use:
+    """What the model answers in a conversation that is to have `turns` calls, the last one with the answer."""
     messages = asked["messages"]
     tools = {tool["function"]["name"]: tool["function"] for tool in asked.get("tools") or () if "function" in tool}
-    result = tool_result(messages)
+    results = tool_results(messages)
+    missing = turns - 1 - len(results)
     prompt = "\n".join(text_of(message.get("content")) for message in messages if message["role"] != "assistant")
     if not tools:
-        return decide_in_text(asked, prompt, result)
-    if result is None:
+        return decide_in_text(asked, prompt, results, missing)
+    if missing > 0:
         chosen = simplest(tools)
-        return Use(tool=chosen["name"], arguments=fill(chosen.get("parameters") or {}))
-    answer = QUOTE + result
+        return Use(tool=chosen["name"], arguments=Sum(missing).fill(chosen.get("parameters") or {}))
+    answer = QUOTE + results[-1]
     if SUBMIT in prompt and "bash" in tools:
         return Use(tool="bash", arguments={"command": submission(answer)})
     if "final_answer" in tools:
@@ -135,29 +138,31 @@ def decide(asked: Json) -> Say | Use:
     return Say(text=answer)
 
 
-def decide_in_text(asked: Json, prompt: str, result: str | None) -> Say:
-    """For harnesses that offer no tools in the protocol: theirs are in the prompt, or they only want a text."""
+def decide_in_text(asked: Json, prompt: str, results: Sequence[str], missing: int) -> Say:
+    """For requests without tools in the protocol: they stand in the prompt, or only a text is wanted."""
     schema = ((asked.get("response_format") or {}).get("json_schema") or {}).get("schema")
     if schema:
-        return Say(text=json.dumps(fill(schema)))
+        return Say(text=json.dumps(Sum(1).fill(schema)))
     if SUBMIT in prompt:
-        command = COMMAND if result is None else submission(QUOTE + result)
+        command = Sum(missing).command if missing > 0 else submission(QUOTE + results[-1])
         return Say(text=f"THOUGHT: one step.\n\n```mswea_bash_command\n{command}\n```")
-    if "<tools>" in prompt and result is None:
-        offered = json.loads(re.search(r"<tools>\s*(\{.*\})", prompt)[1])  # type: ignore[index]
-        function = offered.get("function", offered)
-        return Say(text=render_call(function["name"], json.dumps(fill(function["parameters"]))))
-    return Say(text="A sum" if result is None else QUOTE + result)
+    offered = re.search(r"<tools>\s*(\{.*\})", prompt)
+    if offered and missing > 0:
+        tool = json.loads(offered[1])
+        function = tool.get("function", tool)
+        return Say(text=render_call(function["name"], json.dumps(Sum(missing).fill(function["parameters"]))))
+    return Say(text=QUOTE + results[-1] if results else "A sum")
 
 
-def tool_result(messages: Sequence[Json]) -> str | None:
-    """What the last tool said, in one line; None before there was one."""
-    for message in reversed(messages):
+def tool_results(messages: Sequence[Json]) -> list[str]:
+    """What the tools said, each in one line. Some harnesses tell it in a message of the user."""
+    found = []
+    for message in messages:
         text = text_of(message.get("content"))
         in_text = message["role"] == "user" and re.search(r"<tool_response>|Observation:|<returncode>", text)
         if message["role"] == "tool" or in_text:
-            return " ".join(text.split())[-300:]
-    return None
+            found.append(" ".join(text.split())[-300:])
+    return found
 
 
 def simplest(tools: dict[str, Json]) -> Json:
@@ -173,26 +178,35 @@ def submission(answer: str) -> str:
     return f"printf '%s\\n' {SUBMIT} {shlex.quote(answer)}"
 
 
-def fill(schema: Any, name: str = "") -> Any:
-    """A value that fits a JSON schema, with what it requires and no more."""
-    if isinstance(schema, list):  # Qwen-Agent describes parameters as a list
-        return {entry["name"]: fill(entry, entry["name"]) for entry in schema}
-    for choice in ("anyOf", "oneOf", "allOf"):
-        if schema.get(choice):
-            return fill(schema[choice][0], name)
-    if schema.get("enum"):
-        return schema["enum"][0]
-    kind = schema.get("type", "string")
-    kind = kind[0] if isinstance(kind, list) else kind
-    if kind == "object":
-        properties = schema.get("properties") or {}
-        wanted = dict.fromkeys([*(schema.get("required") or ()), *({"command", "cmd"} & properties.keys())])
-        return {key: fill(properties.get(key) or {}, key) for key in wanted}
-    if kind == "array":
-        return COMMAND.split() if name == "command" else [fill(schema.get("items") or {}, name)]
-    if kind in ("integer", "number"):
-        return {"a": 19, "b": 23}.get(name, 1)
-    if kind in ("boolean", "null"):
-        return False if kind == "boolean" else None
-    texts = {"command": COMMAND, "cmd": COMMAND, "security_risk": "LOW", "summary": "add two numbers"}
-    return texts.get(name, "add two numbers")
+class Sum:
+    """Arguments for the tool with `missing` results to come. The last sum is 42; all differ, since harnesses stop a
+    model that repeats itself."""
+
+    def __init__(self, missing: int) -> None:
+        self._numbers = {"a": 19, "b": 24 - missing}
+        self.command = f"expr 19 + {24 - missing}"
+
+    def fill(self, schema: Any, name: str = "") -> Any:
+        """A value that fits a JSON schema, with what it requires and no more."""
+        if isinstance(schema, list):  # Qwen-Agent may describe parameters as a list
+            return {entry["name"]: self.fill(entry, entry["name"]) for entry in schema}
+        for choice in ("anyOf", "oneOf", "allOf"):
+            if schema.get(choice):
+                return self.fill(schema[choice][0], name)
+        if schema.get("enum"):
+            return schema["enum"][0]
+        kind = schema.get("type", "string")
+        kind = kind[0] if isinstance(kind, list) else kind
+        if kind == "object":
+            properties = schema.get("properties") or {}
+            shell = [name for name in ("command", "cmd") if name in properties]
+            wanted = dict.fromkeys([*(schema.get("required") or ()), *shell])
+            return {key: self.fill(properties.get(key) or {}, key) for key in wanted}
+        if kind == "array":
+            return self.command.split() if name == "command" else [self.fill(schema.get("items") or {}, name)]
+        plain = {"integer": self._numbers.get(name, 1), "number": self._numbers.get(name, 1), "boolean": False}
+        return None if kind == "null" else plain.get(kind, self._text(name))
+
+    def _text(self, name: str) -> str:
+        texts = {"command": self.command, "cmd": self.command, "security_risk": "LOW"}
+        return texts.get(name, "add two numbers")

@@ -50,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this harness; may be repeated")
     parser.add_argument("--dialect", type=Dialect, action="append", default=[], help="chat, responses or messages")
     parser.add_argument("--mode", type=Mode, default=Mode.TRAIN, help="train (default), eval, record or passthrough")
+    parser.add_argument("--turns", type=int, default=2, help="calls that the task takes (default 2)")
     parser.add_argument("--odd-arguments", action="store_true", help="the model spaces its JSON unusually")
     parser.add_argument(
         "--direct", metavar="URL", help="no gateway: this base URL, without /v1; checks exit status only"
@@ -78,7 +79,7 @@ def wanted(harness: Harness, dialects: Sequence[Dialect]) -> list[Variant]:
 def run_all(runs: Sequence[tuple[Harness, Variant]], options: argparse.Namespace, folder: Path) -> int:
     outcomes: list[Outcome] = []
     installs: dict[str, Installed] = {}
-    with Bench(folder, options.mode, odd_arguments=options.odd_arguments) as bench:
+    with Bench(folder, options.mode, turns=options.turns, odd_arguments=options.odd_arguments) as bench:
         for harness, variant in runs:
             print(f"{harness.name}: {variant.dialect.value}{' streamed' * variant.streamed} …", file=sys.stderr)
             try:

@@ -14,6 +14,8 @@ def add(a: int, b: int) -> int:
 
 if __name__ == "__main__":
     llm = LLM(model="gpt-4o", stream=sys.argv[2] == "streamed")
-    adder = Agent(role="Adder", goal="Right sums", backstory="You add with your tool.", llm=llm, tools=[add])
+    adder = Agent(
+        role="Adder", goal="Right sums", backstory="You add with your tool.", llm=llm, tools=[add], max_iter=50
+    )
     task = Task(description="What is 19 + 23? Find out with the tool.", expected_output="One sentence.", agent=adder)
     print(Crew(agents=[adder], tasks=[task]).kickoff())

@@ -18,11 +18,11 @@ async def main(dialect: str, streamed: bool) -> None:
     agent = Agent(name="Adder", instructions="Use your tool for sums.", tools=[add], model="gpt-4o")
     prompt = "What is 19 + 23? Find out with the tool, then tell me."
     if streamed:
-        result = Runner.run_streamed(agent, prompt)
+        result = Runner.run_streamed(agent, prompt, max_turns=50)
         async for _ in result.stream_events():
             pass
     else:
-        result = await Runner.run(agent, prompt)
+        result = await Runner.run(agent, prompt, max_turns=50)
     print(result.final_output)
 
 

@@ -19,5 +19,5 @@ def add(a: int, b: int) -> int:
 
 if __name__ == "__main__":
     model = OpenAIModel(model_id="gpt-4o", api_base=os.environ["OPENAI_BASE_URL"])
-    agent = ToolCallingAgent(tools=[add], model=model, stream_outputs=sys.argv[2] == "streamed", max_steps=4)
+    agent = ToolCallingAgent(tools=[add], model=model, stream_outputs=sys.argv[2] == "streamed", max_steps=50)
     print(agent.run("What is 19 + 23? Find out with the tool, then tell me."))

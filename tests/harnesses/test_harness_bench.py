@@ -1,0 +1,136 @@
+"""The harness bench itself: that it can fail, and that its scripted model does what the drivers need."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from harnesses.bench import Bench
+from harnesses.catalog import HARNESSES, Dialect, Harness, Variant
+from harnesses.drive import PROGRAMS, drive
+from harnesses.engine import QUOTE, Say, Use, decide, render
+from harnesses.install import Installed
+from harnesses.table import to_json, to_markdown
+from outrider.types import Mode
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "required": ["a", "b"]}}}
+ADD["function"]["parameters"]["properties"] = {"a": {"type": "integer"}, "b": {"type": "integer"}}
+ASK = {"role": "user", "content": "19 + 23?"}
+HERE = Installed(root=Path(), bin=Path(sys.executable).parent, seconds=1.0, bytes=1 << 20)
+
+# An agent in the standard library: it asks once, and calls again with a result where argv[1] says so.
+AGENT = """
+import json, os, sys, urllib.request
+def ask(messages):
+    body = json.dumps({"model": "m", "messages": messages, "tools": [json.loads(os.environ["TOOL"])]}).encode()
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)
+    request.add_header("authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+messages = [{"role": "user", "content": "19 + 23?"}]
+answer = ask(messages)
+if sys.argv[1] == "whole":
+    call = answer["tool_calls"][0]
+    numbers = json.loads(call["function"]["arguments"])
+    result = str(numbers["a"] + numbers["b"])
+    messages += [answer, {"role": "tool", "tool_call_id": call["id"], "content": result}]
+    answer = ask(messages)
+print(answer["content"] if sys.argv[1] == "whole" else "The tool said: 42")
+sys.exit(3 if sys.argv[1] == "crash" else 0)
+"""
+
+
+def agent(way: str, dialect: Dialect = Dialect.CHAT, **options) -> tuple[Harness, Variant]:
+    variant = Variant(
+        dialect=dialect,
+        streamed=options.pop("streamed", False),
+        command=(sys.executable, "-c", AGENT.replace("$", "$$"), way),
+        env={"TOOL": json.dumps(ADD)},
+    )
+    return Harness(name="agent", requirements=("agent==1",), variants=(variant,), **options), variant
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_harness_that_uses_its_tool_is_ok_in_every_mode(tmp_path, mode):
+    with Bench(tmp_path, mode) as bench:
+        outcome = bench.run(*agent("whole"), HERE)
+    assert outcome.problems == ()
+    assert outcome.calls == 2
+    assert outcome.samples == (1 if mode in (Mode.TRAIN, Mode.EVAL) else 0)
+
+
+@pytest.mark.parametrize(
+    ("way", "options", "problem"),
+    [
+        ("once", {}, "1 calls recorded where the task takes 2"),
+        ("crash", {}, "exit status 3"),
+        ("whole", {"streamed": True}, "was plain, unlike its entry"),
+    ],
+)
+def test_what_a_harness_does_wrong_is_told(tmp_path, way, options, problem):
+    with Bench(tmp_path) as bench:
+        outcome = bench.run(*agent(way, **options), HERE)
+    assert not outcome.ok
+    assert problem in "; ".join(outcome.problems)
+
+
+def test_a_harness_that_hangs_is_ended(tmp_path):
+    variant = Variant(
+        dialect=Dialect.CHAT, streamed=False, command=(sys.executable, "-c", "import time; time.sleep(999)")
+    )
+    harness = Harness(name="sleeper", requirements=("sleeper==1",), variants=(variant,), timeout_s=0.5)
+    assert drive(harness, variant, HERE, url="http://127.0.0.1:9", work=tmp_path).exit_code is None
+
+
+def test_the_model_quotes_the_last_result_and_never_repeats_a_call():
+    messages, seen = [ASK], set()
+    for number in range(3):
+        step = decide({"messages": messages, "tools": [ADD]}, turns=4)
+        assert isinstance(step, Use)
+        seen.add((step.arguments["a"], step.arguments["b"]))
+        total = str(step.arguments["a"] + step.arguments["b"])
+        call = {"id": str(number), "function": {"name": "add", "arguments": json.dumps(step.arguments)}}
+        messages += [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": str(number), "content": total},
+        ]
+    assert len(seen) == 3
+    assert decide({"messages": messages, "tools": [ADD]}, turns=4) == Say(text=QUOTE + "42")
+
+
+def test_odd_arguments_break_the_merge_of_a_rendered_history(tmp_path):
+    with Bench(tmp_path, odd_arguments=True) as bench:
+        outcome = bench.run(*agent("whole"), HERE)
+    assert (outcome.problems, outcome.calls, outcome.samples) == ((), 2, 2)
+
+
+def test_a_longer_history_extends_the_prompt():
+    start = render({"messages": [ASK]})
+    longer = render({"messages": [ASK, {"role": "assistant", "content": "42"}]})
+    assert longer.startswith(start + "42")
+
+
+def test_the_catalog_is_pinned_and_its_programs_exist():
+    names = [harness.name for harness in HARNESSES]
+    assert len(set(names)) == len(names)
+    for harness in HARNESSES:
+        assert re.fullmatch(r"[0-9.]+", harness.version), harness.name
+        assert harness.variants, harness.name
+        for variant in harness.variants:
+            for part in variant.command:
+                if part.startswith("$programs/"):
+                    assert (PROGRAMS / part.removeprefix("$programs/")).is_file(), part
+
+
+def test_the_table_names_what_went_wrong(tmp_path):
+    with Bench(tmp_path) as bench:
+        outcomes = [bench.run(*agent(way), HERE) for way in ("whole", "crash")]
+    table = to_markdown(outcomes, {"agent": HERE})
+    assert table.count("\n") == 4
+    assert "| 2 exact | 1 |" in table
+    assert "| ok |" in table
+    assert "exit status 3" in table
+    assert [record["ok"] for record in json.loads(to_json(outcomes, {}))] == [True, False]
