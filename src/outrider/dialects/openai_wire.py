@@ -6,6 +6,7 @@ and `token_ids` on each choice or streamed chunk.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -245,8 +246,8 @@ class OpenAIReader:
             return self._take_loosely(data), False
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             self._problem = self._problem or f"the reply is not valid JSON: {error}"
-            return False, False
-        if reply.error is not None:
+            return self._take_loosely(data), False
+        if reply.error:
             self.error = _error_text(reply.error)
         elif reply.object == "error":
             self.error = _error_text({"message": reply.message})
@@ -284,12 +285,19 @@ class OpenAIReader:
             self._problem = self._problem or "choices with different prompts in one call"
 
     def _take_loosely(self, data: bytes) -> bool:
-        """Of a reply with unexpected types, keep that it has choices and whether they ended."""
+        """Of a reply with unexpected types, keep that it has choices and whether they ended.
+
+        Python's parser, since agents in Python will use it: it takes ``-Infinity`` and half surrogates.
+        """
         try:
-            reply = msgspec.json.decode(data)
-        except (msgspec.DecodeError, RecursionError):
+            reply = json.loads(data)
+        except (ValueError, RecursionError):
             return False
-        choices = reply.get("choices") if isinstance(reply, dict) else None
+        if not isinstance(reply, dict):
+            return False
+        if reply.get("error"):
+            self.error = _error_text(reply["error"])
+        choices = reply.get("choices")
         for position, choice in enumerate(choices if isinstance(choices, list) else ()):
             if isinstance(choice, dict):
                 index = choice.get("index")

@@ -8,6 +8,7 @@ from outrider.protocols import Event
 
 # Lines end with \n, \r\n or \r and with nothing else (no U+2028, no form feed). An empty line ends an event.
 _BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
+_OVERLAP = 3  # one byte less than the longest blank line
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
@@ -18,24 +19,33 @@ class EventSplitter:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._held: list[bytes] = []  # an event that has not ended; joined only when it has
+        self._tail = b""  # the last bytes of `_held`, where a blank line may have begun
 
     def feed(self, data: bytes) -> list[Event]:
-        rest = self._rest
-        buffer = rest + data if rest else data
+        fresh = self._tail + data
+        plain = b"\r" not in fresh
+        if not _end_of_event(fresh, 0, plain):
+            self._held.append(data)
+            self._tail = fresh[-_OVERLAP:]
+            return []
+        buffer = b"".join((*self._held, data)) if self._held else data
+        look = len(buffer) - len(fresh)
         events = []
         start = 0
-        look = max(0, len(rest) - 3)  # where a blank line may begin that was not whole before
-        plain = b"\r" not in buffer
         while end := _end_of_event(buffer, max(start, look), plain):
             events.append(parse_event(buffer[start:end]))
             start = end
-        self._rest = buffer[start:]
+        rest = buffer[start:]
+        self._held = [rest] if rest else []
+        self._tail = rest[-_OVERLAP:]
         return events
 
     def end(self) -> list[Event]:
         """What is left when the stream ends without a blank line."""
-        rest, self._rest = self._rest, b""
+        rest = b"".join(self._held)
+        self._held.clear()
+        self._tail = b""
         return [parse_event(rest)] if rest else []
 
 

