@@ -13,7 +13,11 @@ from outrider.errors import ConfigError
 
 # kind -> short name -> module:attr. Nothing here is imported before it is asked for.
 BUILTIN: dict[str, dict[str, str]] = {
-    "store": {"sqlite": "outrider.stores.sqlite:SqliteStore"},
+    "store": {
+        "sqlite": "outrider.stores.sqlite:SqliteStore",
+        "postgres": "outrider.stores.postgres:PostgresStore",
+        "postgresql": "outrider.stores.postgres:PostgresStore",  # the scheme of its URLs
+    },
     "engine": {"embedded": "outrider.engines.embedded.client:EmbeddedEngine"},
     "executor": {"local": "outrider.executors.local:LocalExecutor"},
     "backend": {"torch": "outrider.backends.torch:TorchBackend"},
