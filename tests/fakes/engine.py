@@ -80,14 +80,15 @@ class ScriptedEngine:
     def __init__(self) -> None:
         self.answers: deque[Answer] = deque()
         self.received: list[Received] = []
-        self.aborted = 0
+        self.aborted: int
         """Requests whose client left before the answer ended."""
-        self.served = 0
-        self.sampled: list[Sampled] = [Sampled()]
+        self.served: int
+        self.sampled: list[Sampled]
         """Choices of the default answer, used in turn."""
-        self.prompt_ids: list[int] = [1, 2, 3]
-        self.delay_s = 0.0
+        self.prompt_ids: list[int]
+        self.delay_s: float
         """Before every default answer."""
+        self.forget()
         self.port = 0
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None
@@ -96,6 +97,15 @@ class ScriptedEngine:
     @property
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def forget(self) -> None:
+        """As new, for the next test."""
+        self.answers.clear()
+        self.received.clear()
+        self.aborted = self.served = 0
+        self.sampled = [Sampled()]
+        self.prompt_ids = [1, 2, 3]
+        self.delay_s = 0.0
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
@@ -12,9 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import uvicorn
+
 from fakes.engine import ScriptedEngine
-from outrider.gateway.app import GatewayOptions, GatewayServer
+from outrider.gateway.app import GatewayOptions, GatewayServer, server_config
 from outrider.gateway.client import GatewayClient
+from outrider.gateway.exchange import Receive, Scope, Send
+from outrider.gateway.options import load_dialects, open_store
+from outrider.gateway.router import Gateway
 from outrider.keys import hash_key, new_key
 from outrider.protocols import Store
 from outrider.types import Call, Json, Mode, Session
@@ -51,14 +57,15 @@ class RunningGateway:
     """Starts on entering; `options` go to `GatewayOptions`."""
 
     def __init__(self, engine: ScriptedEngine, path: Path, **options: Any) -> None:
-        self.engine = engine
-        defaults: dict[str, Any] = {"upstream": engine.base_url, "store": f"sqlite:///{path}", "admin_key": ADMIN_KEY}
-        self.server = GatewayServer(GatewayOptions(**(defaults | options)))
+        self.server = GatewayServer(make_options(engine, path, **options))
         self.store: Store = self.server.store
-        self.base_url = self.server.base_url
-        self.port = self.server.port
-        self.client = GatewayClient(self.base_url, ADMIN_KEY)
+        self._at(self.server.port)
         self._thread = threading.Thread(target=self.server.run, name="gateway", daemon=True)
+
+    def _at(self, port: int) -> None:
+        self.port = port
+        self.base_url = f"http://127.0.0.1:{port}"
+        self.client = GatewayClient(self.base_url, ADMIN_KEY)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -114,6 +121,61 @@ class RunningGateway:
     def call(self, attempt_id: str = "attempt-1") -> Call:
         """The only call of an attempt."""
         return self.recorded(1, attempt_id)[0]
+
+
+class Host:
+    """One server for many gateways, one after another: starting and ending uvicorn takes longer than most tests."""
+
+    def __init__(self) -> None:
+        self.app: Gateway | None = None
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._socket.getsockname()[1]
+        self._server = uvicorn.Server(server_config(self))
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="host", daemon=True)
+        self._thread.start()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._loop = asyncio.get_running_loop()
+        assert self.app is not None
+        await self.app(scope, receive, send)
+
+    def end(self) -> None:
+        """The present gateway closes its connections."""
+        if self._loop is not None and self.app is not None:
+            asyncio.run_coroutine_threadsafe(self._close(self.app), self._loop).result(30)
+
+    async def _close(self, app: Gateway) -> None:
+        app.close()
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+class HostedGateway(RunningGateway):
+    """The same as a `RunningGateway`, served by a `Host`."""
+
+    def __init__(self, host: Host, engine: ScriptedEngine, path: Path, **options: Any) -> None:
+        self._host = host
+        made = make_options(engine, path, **options)
+        self.store = open_store(made.store, synchronous="NORMAL")
+        self._app = Gateway(made, self.store, load_dialects(made.dialects))
+        self._at(host.port)
+
+    def __enter__(self) -> Self:
+        self._host.app = self._app
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._host.end()
+        self.store.close()
+
+
+def make_options(engine: ScriptedEngine, path: Path, **options: Any) -> GatewayOptions:
+    defaults: dict[str, Any] = {"upstream": engine.base_url, "store": f"sqlite:///{path}", "admin_key": ADMIN_KEY}
+    return GatewayOptions(**(defaults | options))
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float = 30.0) -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 import zstandard
 
-from fakes.gateway import CHAT, COMPLETIONS, MESSAGES, RunningGateway
+from fakes.gateway import CHAT, COMPLETIONS, MESSAGES
 from outrider.gateway.sessions import TRAJECTORY_PREFIX
 from outrider.keys import new_key
 from outrider.types import Fidelity, Mode
@@ -129,8 +129,8 @@ def test_the_message_names_the_field(gateway):
     assert "messages[1].role" in got.json["error"]["message"]
 
 
-def test_a_body_over_the_limit_is_413(engine, tmp_path):
-    with RunningGateway(engine, tmp_path / "s.sqlite3", mode="train", max_body_mb=0.01) as gateway:
+def test_a_body_over_the_limit_is_413(engine, start):
+    with start(mode="train", max_body_mb=0.01) as gateway:
         path = f"/s/{gateway.open()}{CHAT}"
         big = {"messages": [{"role": "user", "content": "x" * 20_000}]}
         refused(gateway, engine, gateway.post(path, big), 413, "request_too_large")
@@ -163,8 +163,8 @@ def test_a_broken_or_unknown_encoding_is_refused(engine, gateway, name, status):
 
 
 @pytest.fixture
-def recording(engine, tmp_path):
-    with RunningGateway(engine, tmp_path / "s.sqlite3", mode="record") as gateway:
+def recording(engine, start):
+    with start(mode="record") as gateway:
         yield gateway
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from fakes.engine import Answer, chunk, entries, json_answer, plain, raw_stream, sse, stream, usage
-from fakes.gateway import CHAT, MESSAGES, RunningGateway, wait_for
+from fakes.gateway import CHAT, MESSAGES, wait_for
 from outrider.errors import StoreBusy, StoreError
 from outrider.types import CallState, Fidelity, Mode
 
@@ -127,8 +127,8 @@ def test_unusual_types_in_a_readable_answer_are_passed_on_and_kept_out_of_traini
 
 
 @BOTH
-def test_an_upstream_that_is_not_there_is_502_and_stored(engine, tmp_path, streamed):
-    with RunningGateway(engine, tmp_path / "s.sqlite3", upstream="http://127.0.0.1:1") as gateway:
+def test_an_upstream_that_is_not_there_is_502_and_stored(engine, start, streamed):
+    with start(upstream="http://127.0.0.1:1") as gateway:
         got = gateway.chat(gateway.open(), stream=streamed)
         assert got.status == 502
         assert "cannot connect" in told(got)
@@ -137,8 +137,8 @@ def test_an_upstream_that_is_not_there_is_502_and_stored(engine, tmp_path, strea
 
 
 @BOTH
-def test_an_upstream_that_takes_too_long_is_told_and_aborted(engine, tmp_path, streamed):
-    with RunningGateway(engine, tmp_path / "s.sqlite3", upstream_timeout_s=0.3) as gateway:
+def test_an_upstream_that_takes_too_long_is_told_and_aborted(engine, start, streamed):
+    with start(upstream_timeout_s=0.3) as gateway:
         engine.answers.append(raw_stream(sse(FIRST)[0], end="hang") if streamed else Answer(end="hang"))
         assert "0.3 s" in told(gateway.chat(gateway.open(), stream=streamed), 504)
         assert gateway.call().state is CallState.FAILED

@@ -7,7 +7,7 @@ import threading
 import openai
 import pytest
 
-from fakes.engine import Sampled, chunk, stream
+from fakes.engine import Sampled, ScriptedEngine, chunk, stream
 from fakes.process import GatewayProcess
 from outrider.keys import hash_key, new_key
 from outrider.stores.sqlite import SqliteStore
@@ -18,64 +18,88 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2,  "b": 3}'}}
 
 
+@pytest.fixture(scope="module")
+def shared_engine():
+    with ScriptedEngine() as engine:
+        yield engine
+
+
 @pytest.fixture
-def store(tmp_path):
-    store = SqliteStore(tmp_path / "s.sqlite3")
+def engine(shared_engine):
+    shared_engine.forget()
+    return shared_engine
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    store = SqliteStore(tmp_path_factory.mktemp("sdk") / "s.sqlite3")
     yield store
     store.close()
 
 
-@pytest.fixture
-def gateway(engine, store):
-    with GatewayProcess(engine, store.path, pause_wait_s=0.5) as gateway:
+@pytest.fixture(scope="module")
+def gateway(shared_engine, store):
+    with GatewayProcess(shared_engine, store.path, pause_wait_s=0.5) as gateway:
         yield gateway
 
 
 @pytest.fixture
-def client(gateway, store):
+def attempt(request):
+    return request.node.name
+
+
+@pytest.fixture
+def client(engine, gateway, store, attempt):
     """Points at the gateway by its base URL alone; its API key means nothing."""
     key = new_key()
-    store.open_session(Session(attempt_id="a", key_hash=hash_key(key), mode=Mode.TRAIN, sampling={"temperature": 1.0}))
+    session = Session(attempt_id=attempt, key_hash=hash_key(key), mode=Mode.TRAIN, sampling={"temperature": 1.0})
+    store.open_session(session)
     with openai.OpenAI(base_url=f"{gateway.base_url}/s/{key}/v1", api_key="sk-nothing") as client:
         yield client
 
 
-def exact(store, count=1):
-    calls = store.calls("a")
-    assert len(calls) == count
-    for call in calls:
-        assert call.fidelity is Fidelity.EXACT, call.fidelity_reason
-    return calls
+@pytest.fixture
+def exact(store, attempt):
+    """Call it for the attempt's calls, all of them exact."""
+
+    def check(count=1):
+        calls = store.calls(attempt)
+        assert len(calls) == count
+        for call in calls:
+            assert call.fidelity is Fidelity.EXACT, call.fidelity_reason
+        return calls
+
+    return check
 
 
-def test_plain(client, store, engine):
+def test_plain(client, exact, engine):
     reply = client.chat.completions.create(model="policy", messages=MESSAGES, extra_body={"extra": 1})
     assert reply.choices[0].message.content == Sampled().text
     assert reply.choices[0].logprobs is None
     assert reply.usage.completion_tokens == 5
     assert "prompt_token_ids" not in (reply.model_extra or {})
     assert engine.received[0].json["extra"] == 1
-    exact(store)
+    exact()
 
 
-def test_streamed(client, store):
+def test_streamed(client, exact):
     chunks = list(client.chat.completions.create(model="policy", messages=MESSAGES, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == Sampled().text
     assert all(chunk.usage is None for chunk in chunks)
-    exact(store)
+    exact()
 
 
-def test_streamed_through_the_accumulator(client, store):
+def test_streamed_through_the_accumulator(client, exact):
     options = {"include_usage": True}
     with client.chat.completions.stream(model="policy", messages=MESSAGES, stream_options=options) as stream:
         final = stream.get_final_completion()
     assert final.choices[0].message.content == Sampled().text
     assert final.usage.completion_tokens == 5
-    exact(store)
+    exact()
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_two_choices(client, store, engine, streamed):
+def test_two_choices(client, exact, engine, streamed):
     engine.sampled = [Sampled(), Sampled(pieces=["x", ""], ids=[9, 2], logprobs=[-1.0, -2.0], finish_reason="length")]
     if streamed:
         with client.chat.completions.stream(model="policy", messages=MESSAGES, n=2) as stream:
@@ -85,13 +109,13 @@ def test_two_choices(client, store, engine, streamed):
         reply = client.chat.completions.create(model="policy", messages=MESSAGES, n=2)
         texts = [choice.message.content for choice in reply.choices]
     assert texts == [Sampled().text, "x"]
-    (call,) = exact(store)
+    (call,) = exact()
     assert [choice.token_ids.tolist() for choice in call.choices] == [[11, 12, 13, 14, 2], [9, 2]]
     assert call.choices[1].finish_reason == "length"
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_tools_with_their_arguments_byte_for_byte(client, store, engine, streamed):
+def test_tools_with_their_arguments_byte_for_byte(client, exact, engine, streamed):
     engine.sampled = [
         Sampled(pieces=["", ""], ids=[8, 2], logprobs=[-1.0, -2.0], finish_reason="tool_calls", tool_calls=[CALL])
     ]
@@ -107,35 +131,35 @@ def test_tools_with_their_arguments_byte_for_byte(client, store, engine, streame
     history = [*MESSAGES, {"role": "assistant", "content": "", "tool_calls": [CALL]}, answer]
     client.chat.completions.create(model="policy", messages=history, tools=[TOOL])
     assert engine.received[1].json["messages"][2] == answer
-    exact(store, 2)
+    exact(2)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_completions(client, store, streamed):
+def test_completions(client, exact, streamed):
     reply = client.completions.create(model="policy", prompt="Once", stream=streamed)
     text = "".join(chunk.choices[0].text for chunk in reply) if streamed else reply.choices[0].text
     assert text == Sampled().text
-    exact(store)
+    exact()
 
 
-def test_log_probs_that_were_asked_for_arrive(client, store):
+def test_log_probs_that_were_asked_for_arrive(client, exact):
     reply = client.chat.completions.create(model="policy", messages=MESSAGES, logprobs=True, top_logprobs=2)
     assert [entry.logprob for entry in reply.choices[0].logprobs.content] == list(Sampled().logprobs)
-    exact(store)
+    exact()
 
 
 def test_models(client):
     assert [model.id for model in client.models.list()] == ["policy"]
 
 
-def test_errors_are_the_sdks_own(client, gateway, store, engine):
+def test_errors_are_the_sdks_own(client, gateway, store, engine, attempt):
     with pytest.raises(openai.BadRequestError, match=r"messages\[0\]"):
         client.chat.completions.create(model="policy", messages=["hi"])
     with pytest.raises(openai.NotFoundError):
         client.embeddings.create(model="policy", input="x")
     with pytest.raises(openai.AuthenticationError):
         client.with_options(base_url=f"{gateway.base_url}/v1", api_key=new_key()).models.list()
-    store.seal("a")
+    store.seal(attempt)
     with pytest.raises(openai.PermissionDeniedError):
         client.chat.completions.create(model="policy", messages=MESSAGES)
 
@@ -146,11 +170,11 @@ def test_an_error_inside_a_stream_raises(client, engine):
         list(client.chat.completions.create(model="policy", messages=MESSAGES, stream=True))
 
 
-def test_its_default_retries_live_through_a_pause(client, gateway, store):
+def test_its_default_retries_live_through_a_pause(client, gateway, exact):
     gateway.client.pause(5.0)
     wake = threading.Timer(2.0, gateway.client.resume, args=(1,))
     wake.start()
     reply = client.chat.completions.create(model="policy", messages=MESSAGES)
     wake.join()
     assert reply.choices[0].message.content == Sampled().text
-    exact(store)
+    exact()

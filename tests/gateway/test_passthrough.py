@@ -8,13 +8,13 @@ import threading
 import pytest
 
 from fakes.engine import Answer, chunk, gzipped, json_answer, raw_stream, sse, stream
-from fakes.gateway import CHAT, MESSAGES, RunningGateway, wait_for
+from fakes.gateway import CHAT, MESSAGES, wait_for
 from outrider.types import Mode
 
 
 @pytest.fixture
-def gateway(engine, tmp_path):
-    with RunningGateway(engine, tmp_path / "s.sqlite3", mode="passthrough") as gateway:
+def gateway(engine, start):
+    with start(mode="passthrough") as gateway:
         yield gateway
 
 
@@ -76,8 +76,8 @@ def test_HEAD_has_no_body_and_does_not_hang(engine, gateway):
 
 
 @pytest.mark.parametrize("mode", ["passthrough", "train"])
-def test_S12_the_first_event_arrives_before_the_second_is_made(engine, tmp_path, mode):
-    with RunningGateway(engine, tmp_path / "m.sqlite3", mode="passthrough") as gateway:
+def test_S12_the_first_event_arrives_before_the_second_is_made(engine, start, mode):
+    with start(mode="passthrough") as gateway:
         key = gateway.open(mode=Mode(mode))
         gate = threading.Event()
         chunks = [chunk({"content": "a"}), chunk({"content": "b"}, finish_reason="stop")]
@@ -150,15 +150,15 @@ def test_a_client_that_leaves_ends_the_call_upstream(engine, gateway):
     assert gateway.client.pause(10) == 0
 
 
-def test_an_upstream_that_is_not_there_is_502_in_the_protocols_shape(engine, tmp_path):
-    with RunningGateway(engine, tmp_path / "x.sqlite3", upstream="http://127.0.0.1:1", mode="passthrough") as gateway:
+def test_an_upstream_that_is_not_there_is_502_in_the_protocols_shape(engine, start):
+    with start(upstream="http://127.0.0.1:1", mode="passthrough") as gateway:
         got = gateway.post(CHAT, {})
         assert got.status == 502
         assert "cannot connect" in got.json["error"]["message"]
 
 
 @pytest.mark.parametrize("suffix", ["/v1", "/v1/", "/"])
-def test_a_base_url_may_end_in_v1(engine, tmp_path, suffix):
-    with RunningGateway(engine, tmp_path / "x.sqlite3", upstream=engine.base_url + suffix) as gateway:
+def test_a_base_url_may_end_in_v1(engine, start, suffix):
+    with start(upstream=engine.base_url + suffix) as gateway:
         assert gateway.request("GET", "/v1/models").status == 200
         assert engine.received[0].path == "/v1/models"

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from fakes.engine import Answer, chunk, stream
-from fakes.gateway import CHAT, MESSAGES, RunningGateway, wait_for
+from fakes.gateway import CHAT, MESSAGES, wait_for
 from outrider.errors import EngineError, SetupError
 from outrider.gateway.client import GatewayClient
 from outrider.types import CallState, Mode
@@ -59,10 +59,10 @@ def test_recorded_provider_traffic_has_no_version(gateway):
     assert gateway.call().version_end is None
 
 
-def test_the_version_outlives_a_restart(engine, tmp_path):
-    with RunningGateway(engine, tmp_path / "s.sqlite3", mode="train") as first:
+def test_the_version_outlives_a_restart(engine, start):
+    with start(mode="train") as first:
         first.client.resume(7)
-    with RunningGateway(engine, tmp_path / "s.sqlite3", mode="train") as second:
+    with start(mode="train") as second:
         second.chat(second.open())
         assert second.call().version_start == 7
 
@@ -87,8 +87,8 @@ def test_a_pause_drains_and_holds_new_calls_back_until_resume(engine, gateway):
     assert [call.version_start for call in calls] == [None, 2]
 
 
-def test_a_call_that_waits_too_long_gets_503_and_retry_after(engine, tmp_path):
-    with RunningGateway(engine, tmp_path / "s.sqlite3", mode="train", pause_wait_s=0.1) as gateway:
+def test_a_call_that_waits_too_long_gets_503_and_retry_after(engine, start):
+    with start(mode="train", pause_wait_s=0.1) as gateway:
         key = gateway.open()
         gateway.client.pause(1.0)
         got = gateway.chat(key)
@@ -132,8 +132,8 @@ def test_an_attempt_key_does_not_open_admin_routes(gateway):
     assert gateway.client.health()["paused"] is False
 
 
-def test_an_empty_admin_key_opens_nothing(engine, tmp_path):
-    with RunningGateway(engine, tmp_path / "s.sqlite3", admin_key="") as gateway:
+def test_an_empty_admin_key_opens_nothing(engine, start):
+    with start(admin_key="") as gateway:
         for header in ("Bearer ", "Bearer", ""):
             assert gateway.request("POST", "/admin/pause", b"{}", {"authorization": header}).status == 401
 

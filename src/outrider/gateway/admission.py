@@ -44,7 +44,7 @@ class Admission:
                 async with asyncio.timeout(self._wait_s):
                     await self._open.wait()
             except TimeoutError:
-                raise Refused("New weights are being loaded; try again.", code="paused", retry_after_s=5) from None
+                raise Refused("New weights are being loaded; try again.", code="paused", retry_after_s=1) from None
         self.in_flight += 1
         self._idle.clear()
 

@@ -11,12 +11,13 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import psutil
 import uvicorn
 
 from outrider.errors import SetupError
+from outrider.gateway.exchange import Receive, Scope, Send
 from outrider.gateway.options import GatewayOptions, load_dialects, open_store
 from outrider.gateway.router import Gateway
 
@@ -41,20 +42,8 @@ class GatewayServer:
         self.port: int = self._socket.getsockname()[1]
         host = f"[{options.host}]" if ":" in options.host else options.host
         self.base_url = f"http://{host}:{self.port}"
-        config = uvicorn.Config(
-            self._gateway,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="critical",
-            access_log=False,  # paths hold keys
-            server_header=False,
-            date_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-        )
         message = f"outrider gateway: ready on {self.base_url}"
-        self._server = _Server(config, options.parent_pid, message, self._gateway.close)
+        self._server = _Server(server_config(self._gateway), options.parent_pid, message, self._gateway.close)
 
     def run(self) -> None:
         try:
@@ -69,6 +58,22 @@ class GatewayServer:
     @property
     def ready(self) -> bool:
         return self._server.started
+
+
+def server_config(app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> uvicorn.Config:
+    """How uvicorn serves a gateway: nothing of its own in an answer, no log of paths, which hold keys."""
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )
 
 
 class _Server(uvicorn.Server):
