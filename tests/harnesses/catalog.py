@@ -148,6 +148,7 @@ FRAMEWORKS = (
         variants=(
             program("smolagents_agent", Dialect.CHAT),
             program("smolagents_agent", Dialect.CHAT, streamed=True),
+            program("smolagents_agent", Dialect.CHAT, "code", label="code agent"),
         ),
     ),
     Harness(

@@ -146,6 +146,11 @@ def decide_in_text(asked: Json, prompt: str, results: Sequence[str], missing: in
     if SUBMIT in prompt:
         command = Sum(missing).command if missing > 0 else submission(QUOTE + results[-1])
         return Say(text=f"THOUGHT: one step.\n\n```mswea_bash_command\n{command}\n```")
+    if "final_answer(" in prompt:  # smolagents' CodeAgent
+        numbers = Sum(missing).numbers
+        step = f"print(add({numbers['a']}, {numbers['b']}))"
+        code = step if missing > 0 else f"final_answer({QUOTE + results[-1]!r})"
+        return Say(text=f"Thought: one step.\n<code>\n{code}\n</code>")
     offered = re.search(r"<tools>\s*(\{.*\})", prompt)
     if offered and missing > 0:
         tool = json.loads(offered[1])
@@ -183,7 +188,7 @@ class Sum:
     model that repeats itself."""
 
     def __init__(self, missing: int) -> None:
-        self._numbers = {"a": 19, "b": 24 - missing}
+        self.numbers = {"a": 19, "b": 24 - missing}
         self.command = f"expr 19 + {24 - missing}"
 
     def fill(self, schema: Any, name: str = "") -> Any:
@@ -204,7 +209,7 @@ class Sum:
             return {key: self.fill(properties.get(key) or {}, key) for key in wanted}
         if kind == "array":
             return self.command.split() if name == "command" else [self.fill(schema.get("items") or {}, name)]
-        plain = {"integer": self._numbers.get(name, 1), "number": self._numbers.get(name, 1), "boolean": False}
+        plain = {"integer": self.numbers.get(name, 1), "number": self.numbers.get(name, 1), "boolean": False}
         return None if kind == "null" else plain.get(kind, self._text(name))
 
     def _text(self, name: str) -> str:

@@ -1,9 +1,9 @@
-"""smolagents with tool calls in the protocol."""
+"""smolagents; `code` for the agent that writes Python instead of tool calls."""
 
 import os
 import sys
 
-from smolagents import OpenAIModel, ToolCallingAgent, tool
+from smolagents import CodeAgent, OpenAIModel, ToolCallingAgent, tool
 
 
 @tool
@@ -19,5 +19,6 @@ def add(a: int, b: int) -> int:
 
 if __name__ == "__main__":
     model = OpenAIModel(model_id="gpt-4o", api_base=os.environ["OPENAI_BASE_URL"])
-    agent = ToolCallingAgent(tools=[add], model=model, stream_outputs=sys.argv[2] == "streamed", max_steps=50)
+    kind = CodeAgent if "code" in sys.argv else ToolCallingAgent
+    agent = kind(tools=[add], model=model, stream_outputs=sys.argv[2] == "streamed", max_steps=50)
     print(agent.run("What is 19 + 23? Find out with the tool, then tell me."))
