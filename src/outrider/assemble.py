@@ -25,6 +25,7 @@ from outrider.memory import MemoryWatch
 from outrider.protocols import Backend, Engine, Observer, RewardFunction, Store
 from outrider.reconcile import Reconciler
 from outrider.registry import resolve
+from outrider.rl.advantages import ESTIMATORS
 from outrider.runfolder import RunFolder
 from outrider.supervise import Service, Supervisor, free_port
 from outrider.train import Parts, Progress, Trainer
@@ -63,9 +64,22 @@ def check_inputs(config: RunConfig, root: Path, folder: RunFolder) -> Inputs:
     )
 
 
+def check_algorithm(config: RunConfig) -> None:
+    """Raise `ConfigError` for the name of an estimator or a loss that does not exist."""
+    from outrider.rl.losses import LOSSES  # torch, which an evaluation does not need
+
+    for field, name, known in (
+        ("train.advantage", config.train.advantage, ESTIMATORS),
+        ("train.loss", config.train.loss, LOSSES),
+    ):
+        if name not in known:
+            raise ConfigError(f"{field}: there is no {name!r}. Known: {', '.join(sorted(known))}.")
+
+
 def train(inputs: Inputs, observer: Observer, stop: threading.Event) -> Json:
     """Train as configured. Returns what `Trainer.run` returns, with ``peak_rss_bytes``."""
     config, folder = inputs.config, inputs.folder
+    check_algorithm(config)
     floor = max((record.get("peak_rss_bytes", 0) for record in folder.records()), default=0)
     latest = folder.latest()
     progress = Progress(policy_version=latest.policy_version if latest else 0)
