@@ -81,6 +81,7 @@ class MessagesStream:
         self._held: list[bytes] = []
         self._indexes: dict[Block, int] = {}
         self._silent = 0
+        self.failure = ""
 
     def feed(self, chunk: Json) -> list[bytes]:
         """Events for one chunk; none where it holds nothing to show."""
@@ -107,10 +108,14 @@ class MessagesStream:
         return [*events, sse(delta), sse({"type": "message_stop"})]
 
     def fail(self, message: str, *, status: int = 500, code: str | None = None) -> list[bytes]:
-        """The answer can't be completed: the protocol's own error event, and nothing after it."""
-        if self._ended:
+        """The answer can't be completed: the protocol's own error event, and nothing after it.
+
+        Called after `finish`, it takes the place of the events that `finish` gave: those must not have been sent.
+        """
+        if self.failure:
             return []
         self._ended = True
+        self.failure = message
         return [sse(error_body(status, message))]
 
     def _send(self, steps: list[Step], *, last: bool = False) -> list[bytes]:
@@ -141,7 +146,7 @@ class MessagesStream:
         if step.act is Act.ADD:
             return self._add(block, index, step.piece.text)
         events = []
-        if block.kind is Kind.CALL and not (block.name in state.eager_tools and block.pieces):
+        if block.kind is Kind.CALL and not (block.name in state.eager_tools and block.text.strip()):
             events.append(_delta(index, "input_json_delta", partial_json=_input_text(block)))
         elif block.kind is Kind.REASONING:
             events.append(_delta(index, "signature_delta", signature=seal(block.text)))

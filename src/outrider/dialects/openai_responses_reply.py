@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from outrider.dialects.openai_responses_request import ResponsesState
@@ -46,15 +47,18 @@ def conversation(state: ResponsesState, response: Json) -> list[Json]:
 class ResponsesStream:
     """Turns the chunks of one streamed answer into the events of the Responses API."""
 
-    def __init__(self, state: ResponsesState) -> None:
+    def __init__(self, state: ResponsesState, *, on_response: Callable[[Json], None] | None = None) -> None:
+        """`on_response` gets the whole response once it is complete."""
         self._state = state
         self._answer = ChatAnswer(state.id)
         self._sequence = 0
+        self._sent = (0, 0)
+        """Number of events and of items before those of `finish`."""
         self._started = False
         self._ended = False
         self._items: list[Json] = []
-        self.response: Json | None = None
-        """The whole response, once it is complete."""
+        self._on_response = on_response
+        self.failure = ""
 
     def start(self) -> list[bytes]:
         """The first two events; `feed` sends them by itself where they were not sent before."""
@@ -77,6 +81,7 @@ class ResponsesStream:
         """The end of the stream was reached. It is a failure where the answer was not complete."""
         if self._ended:
             return []
+        self._sent = (self._sequence, len(self._items))
         answer = self._answer
         steps = answer.end()
         if answer.problem:
@@ -85,15 +90,24 @@ class ResponsesStream:
             return self.fail("The upstream's stream ended before its answer did.")
         events = [*self.start(), *(event for step in steps for event in self._events(step))]
         self._ended = True
-        self.response = _ended(answer, self._state, self._items)
-        return [*events, self._event(self.response["status"], response=self.response)]
+        response = _ended(answer, self._state, self._items)
+        if self._on_response is not None:
+            self._on_response(response)
+        return [*events, self._event(response["status"], response=response)]
 
     def fail(self, message: str, *, status: int = 500, code: str | None = None) -> list[bytes]:
-        """The answer can't be completed: ``response.failed``, and nothing after it."""
-        if self._ended:
+        """The answer can't be completed: ``response.failed``, and nothing after it.
+
+        Called after `finish`, it takes the place of the events that `finish` gave: those must not have been sent.
+        """
+        if self.failure:
             return []
+        if self._ended:
+            self._sequence = self._sent[0]
+            del self._items[self._sent[1] :]
         events = self.start()
         self._ended = True
+        self.failure = message
         response = _response(self._answer, self._state, "failed", self._items)
         response["error"] = {"code": code or ERROR_CODES.get(status, "server_error"), "message": message}
         return [*events, self._event("failed", response=response)]

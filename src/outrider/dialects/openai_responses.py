@@ -1,0 +1,83 @@
+"""OpenAI Responses as a dialect of the gateway."""
+
+from __future__ import annotations
+
+import msgspec
+
+from outrider.dialects import openai_wire as wire
+from outrider.dialects.openai_responses_history import RecentResponses, ResponseHistory
+from outrider.dialects.openai_responses_native import ResponsesReader
+from outrider.dialects.openai_responses_reply import (
+    ResponsesStream,
+    conversation,
+    error_body,
+    from_chat,
+    upstream_error,
+)
+from outrider.dialects.openai_responses_request import ResponsesState, to_chat
+from outrider.dialects.translate import LateSystem, sse
+from outrider.dialects.translate_dialect import TranslatedReader, TranslatedRequest, prepare_native, prepare_translated
+from outrider.protocols import ReplyReader, UpstreamRequest, WireRequest
+from outrider.types import Json
+
+_NAMES = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
+
+
+class _Request(wire.RequestHead, gc=False, kw_only=True):
+    max_output_tokens: int | None = None
+
+
+_request = msgspec.json.Decoder(_Request)
+_encode = msgspec.json.Encoder().encode
+
+
+class OpenAIResponses:
+    """Satisfies `protocols.Dialect`.
+
+    By default the upstream is taken to speak chat completions only; `native` says that it speaks Responses itself, and
+    then bytes pass through. `history` answers ``previous_response_id``; by default it is this process's memory.
+    """
+
+    name = "openai_responses"
+    routes = ("/v1/responses",)
+
+    def __init__(
+        self, *, native: bool = False, history: ResponseHistory | None = None, late_system: LateSystem = "system"
+    ) -> None:
+        self._native = native
+        self._history = RecentResponses().of("") if history is None else history
+        self._late_system: LateSystem = late_system
+
+    def parse(self, body: bytes) -> WireRequest:
+        return wire.parse_request(body, _request)
+
+    def prepare(self, request: WireRequest, *, overrides: Json, tokens: bool) -> UpstreamRequest:
+        if self._native:
+            return prepare_native(request, overrides=overrides, names=_NAMES)
+        fields = {name: msgspec.json.decode(raw) for name, raw in request.fields.items()}
+        translation = to_chat(fields, history=self._history, late_system=self._late_system)
+        return prepare_translated(translation, overrides=overrides, tokens=tokens)
+
+    def reader(self, request: UpstreamRequest) -> ReplyReader:
+        if not isinstance(request, TranslatedRequest):
+            return ResponsesReader()
+        state: ResponsesState = request.translation.state
+
+        def keep(response: Json) -> None:
+            if state.store:
+                self._history.keep(state.id, conversation(state, response))
+
+        def whole(reply: Json) -> Json:
+            response = from_chat(reply, state)
+            keep(response)
+            return response
+
+        return TranslatedReader(request, ResponsesStream(state, on_response=keep), whole, upstream_error)
+
+    def error(self, status: int, message: str, *, code: str | None = None) -> bytes:
+        return _encode(error_body(status, message, code=code))
+
+    def error_event(self, status: int, message: str, *, code: str | None = None) -> bytes:
+        """For a stream that has not begun: `TranslatedReader.fail` goes on with one that has."""
+        event = {"type": "error", "sequence_number": 0, "code": code or str(status), "message": message, "param": None}
+        return sse(event)

@@ -1,0 +1,135 @@
+"""What two dialects need to satisfy `protocols.Dialect` over an upstream that speaks chat completions only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from outrider.dialects import openai_wire as wire
+from outrider.dialects.openai_chat import OpenAIChat
+from outrider.dialects.translate import CHAT_PATH, ChatTranslation, rough_tokens
+from outrider.dialects.translate_errors import UpstreamProblem, read_error
+from outrider.errors import EngineError
+from outrider.protocols import Event, ReplyTokens, UpstreamRequest, WireRequest
+from outrider.types import Json
+
+_chat = OpenAIChat()
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Json).decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranslatedRequest(UpstreamRequest):
+    """A chat request in place of the client's own."""
+
+    path: str = CHAT_PATH
+    """Where it goes, in place of the path that the client asked for."""
+    translation: ChatTranslation[Any]
+    prompt_tokens: int | None = None
+    """About how many; None where the upstream says so with the first chunk."""
+
+
+class Translator(Protocol):
+    """Turns the chunks of a chat stream into a client's events."""
+
+    failure: str
+    """Why the stream could not be completed; empty while all is well."""
+
+    def feed(self, chunk: Json) -> list[bytes]: ...
+
+    def finish(self) -> list[bytes]: ...
+
+    def fail(self, message: str, *, status: int = 500, code: str | None = None) -> list[bytes]: ...
+
+
+def prepare_translated(translation: ChatTranslation[Any], *, overrides: Json, tokens: bool) -> TranslatedRequest:
+    """`overrides` and `tokens` as in `protocols.Dialect.prepare`, in the words of chat completions."""
+    chat = _chat.prepare(_chat.parse(_encode(translation.request)), overrides=overrides, tokens=tokens)
+    return TranslatedRequest(
+        body=chat.body,
+        sampling=chat.sampling,
+        hidden=chat.hidden,
+        translation=translation,
+        prompt_tokens=None if tokens else rough_tokens(translation.request),
+    )
+
+
+def prepare_native(request: WireRequest, *, overrides: Json, names: dict[str, str]) -> UpstreamRequest:
+    """For an upstream that speaks the client's dialect. `names` has its words for chat's sampling parameters."""
+    if not overrides:
+        return UpstreamRequest(body=request.body, sampling=request.sampling)
+    renamed = {names.get(name, name): value for name, value in overrides.items()}
+    return UpstreamRequest(body=_encode({**request.fields, **renamed}), sampling={**request.sampling, **overrides})
+
+
+class TranslatedReader:
+    """Satisfies `protocols.ReplyReader`: reads chat replies for their tokens, and shows the agent its own protocol.
+
+    The relay needs three things more than of other readers: `error_body`, `end` and `fail`.
+    """
+
+    def __init__(
+        self,
+        request: TranslatedRequest,
+        translator: Translator,
+        whole: Callable[[Json], Json],
+        upstream_error: Callable[[UpstreamProblem], Json],
+    ) -> None:
+        self._tokens = _chat.reader(request)
+        self._translator = translator
+        self._whole = whole
+        self._upstream_error = upstream_error
+        self._error = ""
+
+    @property
+    def terminal(self) -> bool:
+        return self._tokens.terminal
+
+    @property
+    def finished(self) -> bool:
+        return self._tokens.finished
+
+    @property
+    def error(self) -> str:
+        return self._tokens.error or self._translator.failure or self._error
+
+    def body(self, body: bytes) -> bytes:
+        """The answer in the agent's protocol; an error body where it can't be taken for one."""
+        self._tokens.body(body)
+        try:
+            return _encode(self._whole(_decode(body)))
+        except (EngineError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            self._error = str(error)
+            problem = UpstreamProblem(status=502, message=f"Upstream: {error}")
+            return _encode(self._upstream_error(problem))
+
+    def error_body(self, status: int, body: bytes) -> tuple[int, bytes]:
+        """Status and body for the agent where the upstream answered with an error."""
+        problem = read_error(status, body)
+        return problem.status, _encode(self._upstream_error(problem))
+
+    def event(self, event: Event) -> bytes:
+        self._tokens.event(event)
+        if event.data == wire.DONE:
+            return self.end()
+        if not event.data:
+            return event.raw  # a comment keeps the connection alive in any protocol
+        try:
+            chunk = _decode(event.data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return self.fail(502, f"Upstream: a chunk of its answer is not valid JSON: {error}")
+        return b"".join(self._translator.feed(chunk))
+
+    def end(self) -> bytes:
+        """What is still owed to the agent when the upstream's stream has ended."""
+        return b"".join(self._translator.finish())
+
+    def fail(self, status: int, message: str, *, code: str | None = None) -> bytes:
+        """An error event that fits what was sent so far; empty where the answer was ended already."""
+        return b"".join(self._translator.fail(message, status=status, code=code))
+
+    def result(self) -> ReplyTokens:
+        return self._tokens.result()
