@@ -74,6 +74,8 @@ class Store(Protocol):
     def put_attempt(self, attempt: Attempt) -> None:
         """Insert or replace by id."""
 
+    def attempt(self, attempt_id: str) -> Attempt | None: ...
+
     def attempts(self, rollout_id: str) -> list[Attempt]: ...
 
     def set_value(self, key: str, value: str) -> None:

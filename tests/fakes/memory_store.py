@@ -110,6 +110,10 @@ class MemoryStore:
         with self._lock:
             self._attempts[attempt.id] = attempt
 
+    def attempt(self, attempt_id: str) -> Attempt | None:
+        with self._lock:
+            return self._attempts.get(attempt_id)
+
     def attempts(self, rollout_id: str) -> list[Attempt]:
         with self._lock:
             found = [attempt for attempt in self._attempts.values() if attempt.rollout_id == rollout_id]

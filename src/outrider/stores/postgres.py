@@ -158,10 +158,12 @@ class PostgresStore:
         statement = _insert_into("attempts", packing.ATTEMPT_COLUMNS) + f" ON CONFLICT (id) DO UPDATE SET {replaced}"
         self.write(statement, packing.attempt_row(attempt))
 
+    def attempt(self, attempt_id: str) -> Attempt | None:
+        found = self._attempts("WHERE id = %s", attempt_id)
+        return found[0] if found else None
+
     def attempts(self, rollout_id: str) -> list[Attempt]:
-        columns = ", ".join(packing.ATTEMPT_COLUMNS)
-        rows = self.query(f"SELECT {columns} FROM attempts WHERE rollout_id = %s ORDER BY number", (rollout_id,))
-        return [packing.attempt_from(row) for row in rows]
+        return self._attempts("WHERE rollout_id = %s ORDER BY number", rollout_id)
 
     def set_value(self, key: str, value: str) -> None:
         statement = 'INSERT INTO "values" VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET value = excluded.value'
@@ -217,6 +219,10 @@ class PostgresStore:
     def _rollouts(self, where: str, values: Row) -> list[Rollout]:
         rows = self.query(f"SELECT {', '.join(packing.ROLLOUT_COLUMNS)} FROM rollouts {where}", values)
         return [packing.rollout_from(row) for row in rows]
+
+    def _attempts(self, where: str, value: str) -> list[Attempt]:
+        rows = self.query(f"SELECT {', '.join(packing.ATTEMPT_COLUMNS)} FROM attempts {where}", (value,))
+        return [packing.attempt_from(row) for row in rows]
 
     @contextmanager
     def _reader(self) -> Iterator[_Reader]:

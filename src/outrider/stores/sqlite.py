@@ -125,10 +125,12 @@ class SqliteStore:
         statement = _insert_into("attempts", packing.ATTEMPT_COLUMNS) + f" ON CONFLICT (id) DO UPDATE SET {replaced}"
         self._write(statement, packing.attempt_row(attempt))
 
+    def attempt(self, attempt_id: str) -> Attempt | None:
+        found = self._attempts("WHERE id = ?", attempt_id)
+        return found[0] if found else None
+
     def attempts(self, rollout_id: str) -> list[Attempt]:
-        columns = ", ".join(packing.ATTEMPT_COLUMNS)
-        rows = self._query(f"SELECT {columns} FROM attempts WHERE rollout_id = ? ORDER BY number", (rollout_id,))
-        return [packing.attempt_from(row) for row in rows]
+        return self._attempts("WHERE rollout_id = ? ORDER BY number", rollout_id)
 
     def set_value(self, key: str, value: str) -> None:
         self._write('INSERT INTO "values" VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value', (key, value))
@@ -187,6 +189,10 @@ class SqliteStore:
     def _rollouts(self, where: str, values: Row) -> list[Rollout]:
         rows = self._query(f"SELECT {', '.join(packing.ROLLOUT_COLUMNS)} FROM rollouts {where}", values)
         return [packing.rollout_from(row) for row in rows]
+
+    def _attempts(self, where: str, value: str) -> list[Attempt]:
+        rows = self._query(f"SELECT {', '.join(packing.ATTEMPT_COLUMNS)} FROM attempts {where}", (value,))
+        return [packing.attempt_from(row) for row in rows]
 
     def _query(self, statement: str, values: Row) -> list[Any]:
         with self._reader() as reader:
