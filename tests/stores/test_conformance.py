@@ -17,14 +17,15 @@ from outrider.stores.sqlite import SqliteStore
 from outrider.types import Attempt, CallState, Failure, Fidelity, Mode, Reward, RolloutState, Session
 
 STORES = {
-    "memory": lambda path: MemoryStore(),
-    "sqlite": lambda path: SqliteStore(path / "store.sqlite3"),
+    "memory": lambda request: MemoryStore(),
+    "sqlite": lambda request: SqliteStore(request.getfixturevalue("tmp_path") / "store.sqlite3"),
+    "postgres": lambda request: request.getfixturevalue("postgres_store"),
 }
 
 
 @pytest.fixture(params=STORES)
-def store(request, tmp_path):
-    store = STORES[request.param](tmp_path)
+def store(request):
+    store = STORES[request.param](request)
     yield store
     store.close()
 
@@ -255,6 +256,8 @@ def test_attempts_are_put_by_id_and_listed_by_number(store):
     )
     store.put_attempt(ended)
     assert store.attempts("r") == [ended, second]
+    assert store.attempt("a2") == second
+    assert store.attempt("x") is None
 
 
 def test_values_are_set_and_replaced(store):

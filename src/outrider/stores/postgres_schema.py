@@ -140,8 +140,10 @@ def migrate(connection: Connection, schema: str, label: str) -> None:
 
 def _found(connection: Connection, schema: str, label: str) -> int:
     """Number of migrations that `schema` has had."""
-    there = connection.execute("SELECT to_regclass(%s)", (f'"{schema}".migrations',)).fetchone()
-    if there is None or there[0] is None:
+    # Not to_regclass: within a transaction it may remember from before the lock that there was nothing.
+    if not connection.execute(
+        "SELECT FROM pg_tables WHERE schemaname = %s AND tablename = 'migrations'", (schema,)
+    ).fetchall():
         return 0
     (found,) = connection.execute("SELECT coalesce(max(version), 0)::int FROM migrations").fetchone() or (0,)
     assert isinstance(found, int)

@@ -117,7 +117,7 @@ class PostgresWriter(WriteQueue[Operation]):
                 self.disconnect()
                 continue
             try:
-                connection.execute("COMMIT")
+                connection.commit()
                 return results
             except psycopg.Error as error:
                 lost = error
@@ -143,7 +143,7 @@ class PostgresWriter(WriteQueue[Operation]):
                     cursors.append((cursor, run))
             return [result for cursor, run in cursors for result in self._results(cursor, run)]
         except ROW_ERRORS:
-            connection.execute("ROLLBACK")
+            connection.rollback()
             return self._execute_one_by_one(connection, work)
 
     def _execute_one_by_one(self, connection: Connection, work: Work) -> list[Any]:
