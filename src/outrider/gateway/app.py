@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import sys
@@ -70,6 +71,7 @@ def server_config(app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> uvi
         log_config=None,
         log_level="critical",
         access_log=False,
+        proxy_headers=False,
         server_header=False,
         date_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
@@ -123,7 +125,11 @@ class _Server(uvicorn.Server):
 
 def serve(options: GatewayOptions) -> None:
     """Run a gateway until it is told to stop. Raises `ConfigError`, `SetupError`, `StoreError` at the start."""
-    GatewayServer(options).run()
+    server = GatewayServer(options)
+    # A call makes many short-lived containers and no cycles. By default the collector walks them all, time and again.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    server.run()
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from outrider.errors import ConfigError
 from outrider.protocols import Dialect, Store
-from outrider.registry import BUILTIN, resolve
+from outrider.registry import BUILTIN, load_attr, resolve
 from outrider.types import Mode
 
 
@@ -41,12 +40,10 @@ class GatewayOptions:
 
 
 def open_store(url: str, *, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> Store:
-    """The store that a URL names. Raises `ConfigError`, `StoreError`."""
-    scheme, found, rest = url.partition("://")
-    if not found or not rest.strip("/"):
-        raise ConfigError(f"store: {url!r} must look like sqlite:///PATH.")
-    plugin = resolve("store", scheme, field="store")
-    store: Store = plugin(Path(rest[1:]), synchronous=synchronous) if scheme == "sqlite" else plugin(url)
+    """The store that a URL names. Raises `ConfigError`, `SetupError`, `StoreError`."""
+    # By name, like every plug-in: the gateway imports no store.
+    open_by_url = load_attr("outrider.stores.urls:open_store", field="store")
+    store: Store = open_by_url(url, synchronous=synchronous)
     return store
 
 
