@@ -49,6 +49,12 @@ def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, torch.Size
             raise ConfigError(
                 f"path: {name} in {str(folder)!r} has shape {tuple(found[name].shape)}, the model's is {tuple(shape)}."
             )
+    check_finite(found, folder)
+
+
+def check_finite(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Raise `ConfigError` naming the first tensor that holds an infinity or NaN."""
+    for name, tensor in tensors.items():
         # A sum is finite only if all its terms are, and far cheaper than a mask of them.
-        if not bool(torch.isfinite(found[name].sum(dtype=torch.float32))):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.sum(dtype=torch.float32))):
             raise ConfigError(f"path: {name} in {str(folder)!r} holds numbers that are not finite.")

@@ -15,6 +15,8 @@ from outrider.types import IntArray
 
 BLOCK = 16
 """Tokens in a block of the prefix cache."""
+ALIGNMENT = 64
+"""Bytes in a cache line."""
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -22,9 +24,12 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
 
     Not `torch.empty`: positions that are masked out still meet a weight of 0, and 0 times garbage may be NaN.
     """
-    if device.type != "cpu":
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not size:
         return torch.zeros(*shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(*shape)
+    raw = np.zeros(size + ALIGNMENT, dtype=np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return torch.from_numpy(raw[start : start + size]).view(dtype).view(*shape)
 
 
 class Slots:
@@ -84,7 +89,7 @@ class PrefixPool:
     def restore(self, keys: Sequence[bytes], slot: int) -> None:
         """Copy blocks, all of them present, to the head of a slot."""
         self._touch(keys)
-        chosen = torch.tensor([self._index[key] for key in keys], device=self._blocks.device)
+        chosen = torch.tensor([self._index[key] for key in keys], dtype=torch.long, device=self._blocks.device)
         found = self._blocks[:, :, chosen].transpose(2, 3)  # (layer, 2, head, block, BLOCK, dim)
         self._slots.data[:, :, slot, :, : len(keys) * BLOCK] = found.flatten(3, 4)
 

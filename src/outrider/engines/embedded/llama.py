@@ -27,17 +27,14 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Those whose frequencies do not depend on the length of the sequence."""
 
 
-def supports(config: Any, folder: Path, max_model_len: int) -> bool:
+def supports(config: Any, folder: Path) -> bool:
     """Whether `LlamaModel` computes what the model's own code would."""
-    window = getattr(config, "sliding_window", None)
-    windowed = window is not None and getattr(config, "use_sliding_window", True) and window < max_model_len
     rope = getattr(config, "rope_parameters", None) or {}
     return (
         config.model_type in MODEL_TYPES
         and getattr(config, "hidden_act", "") == "silu"
         and rope.get("rope_type", "default") in ROPE_TYPES
         and rope.get("partial_rotary_factor", 1.0) == 1.0
-        and not windowed
         and getattr(config, "quantization_config", None) is None
         and any(folder.glob("model*.safetensors"))
     )

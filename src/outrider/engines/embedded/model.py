@@ -57,6 +57,22 @@ def load_model(folder: Path, dtype: str, max_model_len: int) -> Model:
         config: Any = AutoConfig.from_pretrained(str(folder))
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"model: the config in {str(folder)!r} cannot be used: {error}") from error
-    if llama.supports(config, folder, max_model_len):
+    window = _window(config)
+    if window is not None and window < max_model_len:
+        raise ConfigError(
+            f"model: its attention has a sliding_window of {window} tokens, which this engine does not compute. "
+            f"Set engine.max_model_len to at most {window}."
+        )
+    if llama.supports(config, folder):
         return llama.LlamaModel(config, folder, compute, device)
     return generic.GenericModel(config, folder, compute, device)
+
+
+def _window(config: Any) -> int | None:
+    """The sliding window of some layer's attention, where it has one."""
+    text = config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    layers = getattr(text, "layer_types", None)
+    if window is None or not getattr(text, "use_sliding_window", True):
+        return None
+    return int(window) if layers is None or "sliding_attention" in layers else None

@@ -151,12 +151,15 @@ def _check(options: EngineOptions) -> None:
 
 def _bind(host: str, port: int) -> socket.socket:
     """Bound at once, so that a port in use is told before a model is loaded; listened on only when all is ready."""
+    listener = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except (OSError, OverflowError) as error:
+        if listener is not None:
+            listener.close()
         raise SetupError(
             f"engine.port: cannot listen on {host}:{port}: {error}. Choose another, or 0 for any."
         ) from error
