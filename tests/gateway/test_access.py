@@ -134,6 +134,8 @@ def test_a_body_over_the_limit_is_413(engine, start):
         path = f"/s/{gateway.open()}{CHAT}"
         big = {"messages": [{"role": "user", "content": "x" * 20_000}]}
         refused(gateway, engine, gateway.post(path, big), 413, "request_too_large")
+        huge = b"x" * (8 << 20)  # more than socket buffers hold: the agent still gets to read the answer
+        refused(gateway, engine, gateway.post(path, huge), 413, "request_too_large")
         chunked = {"transfer-encoding": "chunked"}
         body = b"4e20\r\n" + b"x" * 20_000 + b"\r\n0\r\n\r\n"
         refused(gateway, engine, gateway.request("POST", path, body, chunked), 413)

@@ -216,13 +216,13 @@ class _RecordedCall:
         reader = self._record.reader
         now = []
         for event in events:
+            if event.data:
+                self._record.first_token()
             shown = reader.event(event)
             if held or reader.terminal or reader.error:
                 held.append(shown)
             else:
                 now.append(shown)
-        if events:
-            self._record.first_token()
         return now[0] if len(now) == 1 else b"".join(now)
 
     def _judge_stream(self, failure: UpstreamError | None) -> None:

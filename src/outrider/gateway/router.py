@@ -106,8 +106,6 @@ class Gateway:
         headers = [JSON_TYPE]
         if isinstance(error, Refused):
             headers.append((b"retry-after", b"%d" % error.retry_after_s))
-        if error.status == 413:
-            headers.append((b"connection", b"close"))  # rather than read on what is not wanted
         await exchange.respond(error.status, headers, dialect.error(error.status, str(error), code=error.code))
 
 
