@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,11 @@ from typing import Self
 from fakes.gateway import RunningGateway
 from harnesses.catalog import Dialect, Harness, Variant
 from harnesses.drive import Ran, drive
-from harnesses.engine import QUOTE, ToolUsingEngine
+from harnesses.engine import QUOTE, RESULT, ToolUsingEngine
 from harnesses.install import Installed
 from outrider import trajectory
 from outrider.types import Call, CallState, Fidelity, Mode
 
-RESULT = "42"
 STORED = {
     Dialect.CHAT: "openai_chat",
     Dialect.RESPONSES: "openai_responses",
@@ -104,8 +104,9 @@ def problems_of_run(ran: Ran) -> list[str]:
     if ran.exit_code != 0:
         last = " ".join(ran.output.split())[-300:]
         return [f"exit status {ran.exit_code}: {last}" if ran.exit_code is not None else f"out of time: {last}"]
-    told = "".join(ran.output.split())
-    if "".join(QUOTE.split()) not in told or RESULT not in told:
+    quote = re.escape("".join(QUOTE.split())) + f".{{0,400}}?{RESULT}"
+    told = ("".join(stream.split()) for stream in (ran.stdout, ran.stderr))  # harnesses break lines as they like
+    if not any(re.search(quote, text) for text in told):
         return ["its output lacks the model's answer with the tool's result"]
     return []
 

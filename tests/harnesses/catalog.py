@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-PROMPT = "What is 19 + 23? Find out with the tool, then tell me."
+PROMPT = "What is 41235 + 27184? Find out with the tool, then tell me."
 
 
 class Dialect(StrEnum):

@@ -23,9 +23,13 @@ KEPT = ("PATH", "LANG", "LC_ALL", "SSL_CERT_FILE", "SSL_CERT_DIR")
 class Ran:
     exit_code: int | None
     """None where it ran past its time limit and was killed."""
-    output: str
-    """Standard output, then standard error."""
+    stdout: str
+    stderr: str
     seconds: float
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
 
 
 def drive(harness: Harness, variant: Variant, installed: Installed, *, url: str, work: Path) -> Ran:
@@ -56,8 +60,9 @@ def drive(harness: Harness, variant: Variant, installed: Installed, *, url: str,
             exit_code = None
         finally:
             _end(process)  # the whole group: what a harness left running would outlive the test
-    output = "".join((work / name).read_text(errors="replace") for name in ("stdout", "stderr"))
-    return Ran(exit_code=exit_code, output=output, seconds=time.monotonic() - started)
+    seconds = time.monotonic() - started
+    stdout, stderr = ((work / name).read_text(errors="replace") for name in ("stdout", "stderr"))
+    return Ran(exit_code=exit_code, stdout=stdout, stderr=stderr, seconds=seconds)
 
 
 def environment(harness: Harness, variant: Variant, words: Mapping[str, str]) -> dict[str, str]:

@@ -16,6 +16,9 @@ from typing import Any
 
 from fakes.engine import Answer, Json, Received, Reply, Sampled, ScriptedEngine, json_answer, sse
 
+FIRST, SECOND = 41235, 27184
+RESULT = str(FIRST + SECOND)
+"""What the last call to the tool gives; it stands nowhere else, so whoever tells it has got it from the tool."""
 QUOTE = "The tool said: "
 """Begins every final answer; the tool's own words follow."""
 
@@ -184,12 +187,14 @@ def submission(answer: str) -> str:
 
 
 class Sum:
-    """Arguments for the tool with `missing` results to come. The last sum is 42; all differ, since harnesses stop a
-    model that repeats itself."""
+    """Arguments for the tool with `missing` results to come. The last sum is `RESULT`; all differ, since harnesses stop
+    a model that repeats itself."""
 
     def __init__(self, missing: int) -> None:
-        self.numbers = {"a": 19, "b": 24 - missing}
-        self.command = f"expr 19 + {24 - missing}"
+        self.numbers = {"a": FIRST, "b": SECOND + 1 - missing}
+        self.command = f"expr {FIRST} + {SECOND + 1 - missing}"
+        # Codex's freeform tool takes JavaScript; a gateway gives a freeform tool one argument called `input`.
+        self.script = f"text(JSON.stringify(await tools.exec_command({json.dumps({'cmd': self.command})})));"
 
     def fill(self, schema: Any, name: str = "") -> Any:
         """A value that fits a JSON schema, with what it requires and no more."""
@@ -213,5 +218,5 @@ class Sum:
         return None if kind == "null" else plain.get(kind, self._text(name))
 
     def _text(self, name: str) -> str:
-        texts = {"command": self.command, "cmd": self.command, "security_risk": "LOW"}
+        texts = {"command": self.command, "cmd": self.command, "input": self.script, "security_risk": "LOW"}
         return texts.get(name, "add two numbers")

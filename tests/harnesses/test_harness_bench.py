@@ -12,14 +12,14 @@ import pytest
 from harnesses.bench import Bench
 from harnesses.catalog import HARNESSES, Dialect, Harness, Variant
 from harnesses.drive import PROGRAMS, drive
-from harnesses.engine import QUOTE, Say, Use, decide, render
+from harnesses.engine import QUOTE, RESULT, Say, Use, decide, render
 from harnesses.install import Installed
 from harnesses.table import to_json, to_markdown
 from outrider.types import Mode
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "required": ["a", "b"]}}}
 ADD["function"]["parameters"]["properties"] = {"a": {"type": "integer"}, "b": {"type": "integer"}}
-ASK = {"role": "user", "content": "19 + 23?"}
+ASK = {"role": "user", "content": "41235 + 27184?"}
 HERE = Installed(root=Path(), bin=Path(sys.executable).parent, seconds=1.0, bytes=1 << 20)
 
 # An agent in the standard library: it asks once, and calls again with a result where argv[1] says so.
@@ -30,7 +30,7 @@ def ask(messages):
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)
     request.add_header("authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
     return json.load(urllib.request.urlopen(request))["choices"][0]["message"]
-messages = [{"role": "user", "content": "19 + 23?"}]
+messages = [{"role": "user", "content": "41235 + 27184?"}]
 answer = ask(messages)
 if sys.argv[1] == "whole":
     call = answer["tool_calls"][0]
@@ -38,7 +38,7 @@ if sys.argv[1] == "whole":
     result = str(numbers["a"] + numbers["b"])
     messages += [answer, {"role": "tool", "tool_call_id": call["id"], "content": result}]
     answer = ask(messages)
-print(answer["content"] if sys.argv[1] == "whole" else "The tool said: 42")
+print({"whole": answer["content"], "mute": "68419"}.get(sys.argv[1], "The tool said: 68419"))
 sys.exit(3 if sys.argv[1] == "crash" else 0)
 """
 
@@ -67,6 +67,7 @@ def test_a_harness_that_uses_its_tool_is_ok_in_every_mode(tmp_path, mode):
     [
         ("once", {}, "1 calls recorded where the task takes 2"),
         ("crash", {}, "exit status 3"),
+        ("mute", {}, "its output lacks the model's answer"),
         ("whole", {"streamed": True}, "was plain, unlike its entry"),
     ],
 )
@@ -98,7 +99,7 @@ def test_the_model_quotes_the_last_result_and_never_repeats_a_call():
             {"role": "tool", "tool_call_id": str(number), "content": total},
         ]
     assert len(seen) == 3
-    assert decide({"messages": messages, "tools": [ADD]}, turns=4) == Say(text=QUOTE + "42")
+    assert decide({"messages": messages, "tools": [ADD]}, turns=4) == Say(text=QUOTE + RESULT)
 
 
 def test_odd_arguments_break_the_merge_of_a_rendered_history(tmp_path):

@@ -21,7 +21,7 @@ async def main(dialect: str, streamed: bool) -> None:
     agent = Agent(name="adder", model=LiteLlm(model=MODELS[dialect]), instruction="Add with your tool.", tools=[add])
     runner = InMemoryRunner(agent=agent, app_name="adder")
     session = await runner.session_service.create_session(app_name="adder", user_id="user")
-    prompt = types.Content(role="user", parts=[types.Part(text="What is 19 + 23?")])
+    prompt = types.Content(role="user", parts=[types.Part(text="What is 41235 + 27184?")])
     config = RunConfig(streaming_mode=StreamingMode.SSE if streamed else StreamingMode.NONE)
     async for event in runner.run_async(user_id="user", session_id=session.id, new_message=prompt, run_config=config):
         if event.is_final_response():

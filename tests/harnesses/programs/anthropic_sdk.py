@@ -24,7 +24,7 @@ def ask(client, messages, streamed):
 
 
 def run(client, streamed):
-    messages = [{"role": "user", "content": "What is 19 + 23? Find out with the tool, then tell me."}]
+    messages = [{"role": "user", "content": "What is 41235 + 27184? Find out with the tool, then tell me."}]
     while True:
         message = ask(client, messages, streamed)
         if message.stop_reason != "tool_use":

@@ -17,5 +17,7 @@ if __name__ == "__main__":
     adder = Agent(
         role="Adder", goal="Right sums", backstory="You add with your tool.", llm=llm, tools=[add], max_iter=50
     )
-    task = Task(description="What is 19 + 23? Find out with the tool.", expected_output="One sentence.", agent=adder)
+    task = Task(
+        description="What is 41235 + 27184? Find out with the tool.", expected_output="One sentence.", agent=adder
+    )
     print(Crew(agents=[adder], tasks=[task]).kickoff())

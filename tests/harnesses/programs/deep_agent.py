@@ -14,5 +14,5 @@ def add(a: int, b: int) -> int:
 
 if __name__ == "__main__":
     agent = create_deep_agent(model=MODELS[sys.argv[1]], tools=[add])
-    answer = agent.invoke({"messages": [("user", "What is 19 + 23? Find out with the tool, then tell me.")]})
+    answer = agent.invoke({"messages": [("user", "What is 41235 + 27184? Find out with the tool, then tell me.")]})
     print(answer["messages"][-1].text)

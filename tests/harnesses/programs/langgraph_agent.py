@@ -22,7 +22,7 @@ def model(dialect: str):
 
 def main(dialect: str, streamed: bool) -> None:
     agent = create_agent(model(dialect), [add])
-    request = {"messages": [("user", "What is 19 + 23? Find out with the tool, then tell me.")]}
+    request = {"messages": [("user", "What is 41235 + 27184? Find out with the tool, then tell me.")]}
     if streamed:
         for chunk, _ in agent.stream(request, stream_mode="messages"):
             print(chunk.text, end="")

@@ -16,7 +16,7 @@ async def main(dialect: str, streamed: bool) -> None:
     if dialect == "chat":
         set_default_openai_api("chat_completions")
     agent = Agent(name="Adder", instructions="Use your tool for sums.", tools=[add], model="gpt-4o")
-    prompt = "What is 19 + 23? Find out with the tool, then tell me."
+    prompt = "What is 41235 + 27184? Find out with the tool, then tell me."
     if streamed:
         result = Runner.run_streamed(agent, prompt, max_turns=50)
         async for _ in result.stream_events():

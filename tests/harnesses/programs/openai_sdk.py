@@ -5,7 +5,7 @@ import sys
 
 import openai
 
-PROMPT = "What is 19 + 23? Find out with the tool, then tell me."
+PROMPT = "What is 41235 + 27184? Find out with the tool, then tell me."
 PARAMETERS = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},

@@ -19,7 +19,7 @@ def add(a: int, b: int) -> int:
 
 async def main(dialect: str, streamed: bool) -> None:
     agent = Agent(MODELS[dialect], tools=[add])
-    prompt = "What is 19 + 23? Find out with the tool, then tell me."
+    prompt = "What is 41235 + 27184? Find out with the tool, then tell me."
     if streamed:
         async with agent.run_stream(prompt) as result:
             print(await result.get_output())

@@ -30,5 +30,7 @@ if __name__ == "__main__":
         "generate_cfg": {"use_raw_api": sys.argv[3] == "raw"},
     }
     agent = Assistant(llm=llm, function_list=["add"])
-    *_, replies = agent.run([{"role": "user", "content": "What is 19 + 23? Find out with the tool, then tell me."}])
+    *_, replies = agent.run(
+        [{"role": "user", "content": "What is 41235 + 27184? Find out with the tool, then tell me."}]
+    )
     print(replies[-1]["content"])

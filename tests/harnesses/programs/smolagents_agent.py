@@ -21,4 +21,4 @@ if __name__ == "__main__":
     model = OpenAIModel(model_id="gpt-4o", api_base=os.environ["OPENAI_BASE_URL"])
     kind = CodeAgent if "code" in sys.argv else ToolCallingAgent
     agent = kind(tools=[add], model=model, stream_outputs=sys.argv[2] == "streamed", max_steps=50)
-    print(agent.run("What is 19 + 23? Find out with the tool, then tell me."))
+    print(agent.run("What is 41235 + 27184? Find out with the tool, then tell me."))

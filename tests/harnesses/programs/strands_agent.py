@@ -23,4 +23,4 @@ def model(dialect: str):
 
 if __name__ == "__main__":
     agent = Agent(model=model(sys.argv[1]), tools=[add], callback_handler=None)
-    print(agent("What is 19 + 23? Find out with the tool, then tell me."))
+    print(agent("What is 41235 + 27184? Find out with the tool, then tell me."))
