@@ -96,3 +96,18 @@ def branching_rows(seed: int = 0, temperatures=(1.0,)) -> list[Row]:
         )
     )
     return rows
+
+
+@pytest.fixture(scope="session", name="make_row")
+def make_row_fixture():
+    return make_row
+
+
+@pytest.fixture(scope="session", name="branching_rows")
+def branching_rows_fixture():
+    return branching_rows
+
+
+@pytest.fixture(scope="session", name="save_tiny_llama")
+def save_tiny_llama_fixture():
+    return save_tiny_llama

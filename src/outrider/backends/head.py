@@ -68,7 +68,7 @@ class _TokenLogprobs(torch.autograd.Function):
             probabilities = torch.exp(everything, out=logits)
             entropy[start:stop] = -torch.einsum("uv,uv->u", probabilities, everything)
             if keep:
-                kept.append(probabilities.to(weight.dtype))
+                kept.append(probabilities.to(weight.dtype, copy=True))
         ctx.targets, ctx.kept, ctx.has_bias = targets, kept, bias is not None
         ctx.save_for_backward(hidden, weight)
         ctx.mark_non_differentiable(entropy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -26,11 +26,12 @@ class Statistics:
         self, computed: int, loss: Tensor, tokens: Tokens, policy: TokenLoss, entropy: Tensor, kl: Tensor | None
     ) -> None:
         """`computed` positions went through the model, `loss` is the micro-batch's share, the rest is one a token."""
+        tokens = replace(tokens, logp=tokens.logp.detach())
         difference = tokens.log_ratio.abs()
-        self.loss += float(loss)
+        self.loss += loss.item()
         self.tokens += len(difference)
         self.computed += computed
-        self.largest_difference = max(self.largest_difference, float(difference.max()))
+        self.largest_difference = max(self.largest_difference, difference.max().item())
         for name, values in (
             ("ratio", torch.exp(tokens.log_ratio)),
             ("clipped", policy.clipped),
@@ -40,7 +41,7 @@ class Statistics:
             ("difference", difference),
         ):
             if values is not None:
-                self.sums[name] = self.sums.get(name, 0.0) + float(values.sum())
+                self.sums[name] = self.sums.get(name, 0.0) + values.sum().item()
 
     def result(self) -> StepStats:
         mean = {name: total / self.tokens for name, total in self.sums.items()}

@@ -76,7 +76,7 @@ class TorchBackend:
         if loss.name not in LOSSES:
             raise ConfigError(f"train.loss: there is no {loss.name!r}. Known: {', '.join(sorted(LOSSES))}.")
         rows = [row for row in rows if row.sample.loss_mask.any()]
-        _check(rows, loss)
+        _check(rows, loss, self._model.module.config.vocab_size)
         statistics = Statistics()
         for batch in self._micro_batches([row.sample for row in rows]):
             logp, entropy = self._model.score(batch)
@@ -178,7 +178,7 @@ def _tokens(rows: Sequence[Row], batch: MicroBatch, logp: Tensor) -> tuple[Token
     return tokens, column([item.weights for item in rows]), column(references) if references else None
 
 
-def _check(rows: Sequence[Row], loss: LossSpec) -> None:
+def _check(rows: Sequence[Row], loss: LossSpec, vocabulary: int) -> None:
     """Raise `BatchError` on rows that must not be trained on."""
     for row in rows:
         name, total = row.sample.rollout_id, len(row.sample.token_ids)
@@ -194,6 +194,8 @@ def _check(rows: Sequence[Row], loss: LossSpec) -> None:
                 raise BatchError(f"rollout {name}: {field} holds a number that is not finite.")
         if row.sample.loss_mask[0]:
             raise BatchError(f"rollout {name}: the first token of a row cannot be trained, it has no context.")
+        if not 0 <= row.sample.token_ids.min() <= row.sample.token_ids.max() < vocabulary:
+            raise BatchError(f"rollout {name}: a token id is outside the model's vocabulary of {vocabulary}.")
         if row.sample.temperature <= 0:
             raise BatchError(f"rollout {name}: a temperature of {row.sample.temperature} has no log-probs.")
     given = {row.reference_logprobs is not None for row in rows}

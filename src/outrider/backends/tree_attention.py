@@ -36,7 +36,7 @@ class Tile:
     keys: Tensor
     """int64 (B * K,): nodes of the paths; padding points at node 0."""
     hidden: Tensor
-    """bool (B, 1, Q, K): keys that a query must not see: those after its own depth, padding included."""
+    """bool (B, 1, Q, K'): of the last K' keys those that a query must not see, padding included; it sees all others."""
     padding: Tensor
     """bool (B * Q, 1): queries that do not exist."""
     shape: tuple[int, int, int]
@@ -156,12 +156,14 @@ def _tile(group: Sequence[_Block], device: torch.device, window: int | None) -> 
         padding[index, :length] = False
         keys[index, :path] = block.keys
     seen = np.arange(width) <= depths[:, :, None]
+    first = min(len(block.keys) - (block.stop - block.start) for block in group)  # a prefix that all queries see
     if window is not None:
         seen &= np.arange(width) > depths[:, :, None] - window
+        first = 0
     return Tile(
         queries=torch.from_numpy(queries.reshape(-1)).to(device),
         keys=torch.from_numpy(keys.reshape(-1)).to(device),
-        hidden=torch.from_numpy(~seen[:, None]).to(device),
+        hidden=torch.from_numpy(~seen[:, None, :, first:]).to(device),
         padding=torch.from_numpy(padding.reshape(-1, 1)).to(device),
         shape=(size, height, width),
     )
@@ -217,7 +219,8 @@ def _probabilities(tile: Tile, tile_q: Tensor, tile_k: Tensor, scale: float) -> 
     """Attention probabilities of a tile, (B * G, R * Q, K)."""
     size, height, width = tile.shape
     scores = torch.bmm(tile_q, tile_k.transpose(1, 2)).mul_(scale)
-    scores.view(size, -1, height, width).masked_fill_(tile.hidden, float("-inf"))
+    tail = scores.view(size, -1, height, width)[..., width - tile.hidden.shape[-1] :]
+    tail.masked_fill_(tile.hidden, float("-inf"))
     return torch.softmax(scores, dim=-1)
 
 
