@@ -210,8 +210,10 @@ def test_one_success_is_enough_to_go_on(make):
             raise ValueError("no")
         return 1.0
 
-    got = make(reward=reward, max_attempts=1, concurrency=1).run(rollouts(20))
-    assert [r.state for r in got] == [RolloutState.SUCCEEDED] + [RolloutState.FAILED] * 19
+    got = make(reward=reward, max_attempts=1, concurrency=1).run(rollouts(4))
+    assert [r.state for r in got] == [RolloutState.SUCCEEDED] + [RolloutState.FAILED] * 3
+    with pytest.raises(RunError, match="4 attempts failed in a row"):  # but what broke for good is told
+        make(reward=reward, max_attempts=1, concurrency=1).run([replace(r, id=f"again-{r.id}") for r in rollouts(9)])
 
 
 def test_a_missing_harness_ends_the_run_at_once(make):

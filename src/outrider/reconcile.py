@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -34,6 +34,8 @@ from outrider.types import (
 
 FAIL_FAST = 8
 """If this many attempts end and not one is scored, the set-up is wrong and waiting longer teaches nothing."""
+GIVE_UP = 4
+"""Later, as many times the concurrency: more than one outage costs, so something broke for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,46 +78,73 @@ class Reconciler:
     """Raises when a service is gone for good."""
     failures: Counter[str] = field(default_factory=Counter)
     """Ended attempts by `Failure`, since the last `take_failures`."""
+    _queue: deque[Rollout] = field(default_factory=deque)
+    _ended: dict[str, Rollout] = field(default_factory=dict)
     _running: dict[str, _Running] = field(default_factory=dict)
     _scoring: dict[Future[Score], tuple[_Running, float]] = field(default_factory=dict)
-    _scored: int = 0
-    _unscored: int = 0
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(4, thread_name_prefix="reward"))
+    _any_scored: bool = False
+    _unscored_in_a_row: int = 0
 
     def run(self, wanted: Sequence[Rollout]) -> list[Rollout]:
         """Return `wanted` in the same order, each of them ended. Raises `RunError` and `Interrupted`."""
+        try:
+            self.submit(wanted)
+            while not all(rollout.id in self._ended for rollout in wanted):
+                self.tick()
+        except BaseException:
+            self.cancel()
+            raise
+        return self.take([rollout.id for rollout in wanted])
+
+    def submit(self, wanted: Sequence[Rollout]) -> None:
+        """Queue rollouts behind those that wait. Ones that ended in an earlier life are taken as they are."""
         self.store.add_rollouts(wanted)
-        queue: list[Rollout] = []
-        ended: dict[str, Rollout] = {}
         for asked in wanted:
             rollout = self.store.rollout(asked.id) or asked
             if rollout.state is RolloutState.RUNNING:
                 rollout = self._orphaned(rollout)
-            if rollout.state.ended:
-                ended[rollout.id] = rollout
-                self.observer.advance(rollout)
-            else:
-                queue.append(rollout)
-        queue.reverse()
-        self._scored = self._unscored = 0
-        pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="reward")
-        try:
-            while len(ended) < len(wanted):
-                if self.stop.is_set():
-                    raise Interrupted("stopped on request")
-                self.check()
-                while queue and len(self._running) < self.concurrency:
-                    self._start(queue.pop())
-                for rollout in self._collect(pool):
-                    if rollout.state.ended:
-                        ended[rollout.id] = rollout
-                        self.observer.advance(rollout)
-                    else:
-                        queue.append(rollout)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            if len(ended) < len(wanted):
-                self._cancel_all()
-        return [ended[rollout.id] for rollout in wanted]
+            self._place(rollout)
+
+    def tick(self) -> None:
+        """Start what there is room for and wait a moment for something to end. Raises `RunError`, `Interrupted`."""
+        if self.stop.is_set():
+            raise Interrupted("stopped on request")
+        self.check()
+        while self._queue and len(self._running) < self.concurrency:
+            self._start(self._queue.popleft())
+        for rollout in self._collect():
+            self._place(rollout)
+
+    def has_ended(self, rollout_id: str) -> bool:
+        """Whether `take` would find it."""
+        return rollout_id in self._ended
+
+    def take(self, rollout_ids: Sequence[str]) -> list[Rollout]:
+        """Hand over rollouts that ended, and forget them here."""
+        return [self._ended.pop(rollout_id) for rollout_id in rollout_ids]
+
+    def cancel(self) -> None:
+        """Stop every attempt and leave its rollout queued in the store, so that the same run can go on later."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for attempt_id in self._running:
+            self.executor.stop(attempt_id)
+        for running in list(self._running.values()):
+            self.store.seal(running.attempt.id)
+            del self._running[running.attempt.id]
+            attempt = replace(running.attempt, ended_at=time.time(), failure=Failure.CANCELLED, reason="run stopped")
+            self.store.put_attempt(attempt)
+            queued = replace(running.rollout, state=RolloutState.QUEUED)
+            self.store.transition(queued, expect=(RolloutState.RUNNING, running.rollout.attempt))
+        self._scoring.clear()
+        self._queue.clear()
+
+    def _place(self, rollout: Rollout) -> None:
+        if rollout.state.ended:
+            self._ended[rollout.id] = rollout
+            self.observer.advance(rollout)
+        else:
+            self._queue.append(rollout)
 
     def take_failures(self) -> dict[str, int]:
         """Counts of failed attempts since the last call."""
@@ -145,14 +174,14 @@ class Reconciler:
             Launch(attempt_id=attempt.id, task=rollout.task, env=self.env_for_key(key), workdir=workdir)
         )
 
-    def _collect(self, pool: ThreadPoolExecutor) -> list[Rollout]:
+    def _collect(self) -> list[Rollout]:
         """Wait a little for something to end; returns rollouts that ended or go back to the queue."""
         changed: list[Rollout] = []
         live = len(self._running) - len(self._scoring)
         for ended in self.executor.poll(0.02 if self._scoring else 0.5) if live else []:
             running = self._running.get(ended.attempt_id)
             if running is not None:
-                changed += self._on_exit(running, ended, pool)
+                changed += self._on_exit(running, ended)
         if self._scoring:
             timeout = 0.0 if live else 0.5
             done, _ = wait(self._scoring, timeout=timeout, return_when=FIRST_COMPLETED)
@@ -168,7 +197,7 @@ class Reconciler:
                     changed.append(self._finish(running, Failure.REWARD_ERROR, reason))
         return changed
 
-    def _on_exit(self, running: _Running, ended: Exit, pool: ThreadPoolExecutor) -> list[Rollout]:
+    def _on_exit(self, running: _Running, ended: Exit) -> list[Rollout]:
         self.store.seal(running.attempt.id)
         calls = self.store.calls(running.attempt.id)
         failure, reason = classify(ended, calls, running.attempt.started_at, self.outages())
@@ -191,7 +220,7 @@ class Reconciler:
             calls=tuple(calls),
             workdir=self.workdir / running.attempt.id,
         )
-        future = pool.submit(scored, self.reward, self.reward_name, episode)
+        future = self._pool.submit(scored, self.reward, self.reward_name, episode)
         self._scoring[future] = (running, time.monotonic() + self.reward_timeout_s)
         return []
 
@@ -223,10 +252,10 @@ class Reconciler:
         if failure is not Failure.NONE:
             self.failures[failure.value] += 1
         if reward is not None:
-            self._scored += 1
+            self._any_scored, self._unscored_in_a_row = True, 0
             state = RolloutState.SUCCEEDED
         else:
-            self._unscored += 1
+            self._unscored_in_a_row += 1
             again = failure is Failure.CANCELLED or (failure.retried and self._tries(rollout) < self.max_attempts)
             state = RolloutState.QUEUED if again else RolloutState.FAILED
         changed = replace(rollout, state=state, reward=reward, failure=failure, reason=reason)
@@ -245,11 +274,12 @@ class Reconciler:
             return
         outcome = "trying again" if rollout.state is RolloutState.QUEUED else "given up"
         self.observer.message(f"{attempt.id}: {rollout.failure}: {rollout.reason} ({outcome})")
-        if self._scored == 0 and (self._unscored >= FAIL_FAST or rollout.failure is Failure.HARNESS_NOT_FOUND):
+        limit = GIVE_UP * self.concurrency if self._any_scored else FAIL_FAST
+        if self._unscored_in_a_row >= limit or rollout.failure is Failure.HARNESS_NOT_FOUND:
             tail = (attempt.stderr_tail or attempt.stdout_tail).strip()[-1500:]
             said = f" The harness said:\n{tail}" if tail else ""
             raise RunError(
-                f"no rollout could be scored; {self._unscored} attempts failed, the last one with "
+                f"no rollout could be scored; {self._unscored_in_a_row} attempts failed in a row, the last one with "
                 f"{rollout.failure}: {rollout.reason}.{said}"
             )
 
@@ -265,19 +295,6 @@ class Reconciler:
             raise RunError(f"rollout {rollout.id}: its state changed under us; is the run folder in use twice?")
         self.failures[Failure.ORPHANED.value] += 1
         return queued
-
-    def _cancel_all(self) -> None:
-        """Stop every attempt and put its rollout back in the queue, so that the same run can go on later."""
-        for attempt_id in self._running:
-            self.executor.stop(attempt_id)
-        for running in list(self._running.values()):
-            self.store.seal(running.attempt.id)
-            del self._running[running.attempt.id]
-            attempt = replace(running.attempt, ended_at=time.time(), failure=Failure.CANCELLED, reason="run stopped")
-            self.store.put_attempt(attempt)
-            queued = replace(running.rollout, state=RolloutState.QUEUED)
-            self.store.transition(queued, expect=(RolloutState.RUNNING, running.rollout.attempt))
-        self._scoring.clear()
 
 
 def classify(ended: Exit, calls: Sequence[Call], started_at: float, outages: Sequence[Outage]) -> tuple[Failure, str]:
