@@ -189,6 +189,7 @@ def test_what_only_anthropic_can_act_on_is_left_out_and_noted():
             assistant(server, {"type": "redacted_thinking", "data": "x"}, text("ok")),
             user("go"),
             tools=[hosted, TOOL],
+            mcp_servers=[{"type": "url", "name": "n", "url": "https://x.example"}],
         )
     )
     assert [tool["function"]["name"] for tool in translation.request["tools"]] == ["Read"]
@@ -197,6 +198,7 @@ def test_what_only_anthropic_can_act_on_is_left_out_and_noted():
         "block: redacted_thinking",
         "block: server_tool_use",
         "hosted tool: web_search_20250305",
+        "hosted: mcp_servers",
         "image: its source is 'file'",
     ]
 

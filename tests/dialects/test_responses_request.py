@@ -128,6 +128,13 @@ def test_two_messages_in_a_row_are_two():
     ]
 
 
+@pytest.mark.parametrize("between", [call(), {"type": "reasoning", "id": "rs_1", "summary": [{"text": "hm"}]}])
+def test_two_messages_with_a_call_or_a_thought_between_them_are_of_one_answer(between):
+    first, second = (message("assistant", text, kind="output_text") for text in ("a", "b"))
+    answers = [message for message in messages_of(user("go"), first, between, second) if message["role"] == "assistant"]
+    assert [answer["content"] for answer in answers] == ["ab"]
+
+
 def test_images_in_outputs_follow_the_last_of_them():
     shot = [{"type": "input_image", "image_url": "data:image/png;base64,AA"}]
     messages = messages_of(call("c1"), call("c2"), output(shot, "c1"), output("x", "c2"), user("see?"))

@@ -92,6 +92,7 @@ class _Translator:
             # The client began the answer itself. vLLM's and SGLang's words for going on with it.
             request |= {"continue_final_message": True, "add_generation_prompt": False}
         carry_extensions(body, request)
+        self.notes += [f"hosted: {name}" for name in ("mcp_servers", "container") if body.get(name)]
         if body.get("stream") is True:
             ask_for_stream(request)
         thinking = body.get("thinking")

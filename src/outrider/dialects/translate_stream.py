@@ -44,6 +44,8 @@ class Block:
     shown: int = 0
     """How many of its pieces were shown."""
     closed: bool = False
+    judged: int = -1
+    """How many pieces it had when it was last found incomplete, so that this is not tried for each chunk."""
 
     @property
     def text(self) -> str:
@@ -280,9 +282,12 @@ class ChatAnswer:
 def _is_complete(block: Block) -> bool:
     if block.kind is not Kind.CALL:
         return True
+    if block.judged == len(block.pieces):
+        return False
+    block.judged = len(block.pieces)
     try:
         json.loads(block.text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 
