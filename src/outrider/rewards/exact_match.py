@@ -6,10 +6,14 @@ from outrider.types import Episode, Score
 
 
 def exact_match(episode: Episode) -> Score:
-    """Compares the last non-empty line of standard output with the task's field ``answer``. Raises when it has none."""
-    if "answer" not in episode.task.fields:
-        raise KeyError(f"task {episode.task.id!r} has no field `answer`")
-    wanted = str(episode.task.fields["answer"]).strip()
+    """Compare the last non-empty line of standard output with the task's field ``answer``, both as stripped text.
+
+    Raises `ValueError` where the task has none, or null: then nothing can be said.
+    """
+    answer = episode.task.fields.get("answer")
+    if answer is None:
+        raise ValueError(f"task {episode.task.id!r} has no field `answer`")
+    wanted = str(answer).strip()
     lines = [line.strip() for line in episode.attempt.stdout_tail.splitlines() if line.strip()]
     got = lines[-1] if lines else ""
     return Score(value=float(got == wanted), reason=f"printed {got!r}, wanted {wanted!r}")
