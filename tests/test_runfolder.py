@@ -21,7 +21,7 @@ def folder(tmp_path):
 def finish(folder, step, version):
     folder.checkpoint_dir(step).mkdir()
     folder.weights_dir(version).mkdir(exist_ok=True)
-    folder.finish_step(step, version, folder.weights_dir(version))
+    folder.finish_step(step, version, folder.weights_dir(version), {"next": step})
 
 
 def test_a_torn_last_line_is_ignored(folder):

@@ -5,35 +5,24 @@ from collections import Counter
 import pytest
 
 from outrider.config import parse
-from outrider.train import Timer, learning_rate, plan_step
+from outrider.metrics import Timer
+from outrider.train import learning_rate, plan_group
 from outrider.types import Task
 
 TREE = {"tasks": {"train": "tasks.jsonl"}, "harness": {"command": ["agent"]}, "train": {"groups": 3, "group_size": 2}}
 TASKS = [Task(id=f"t{i}", fields={}) for i in range(7)]
 
 
-def test_a_step_asks_for_the_same_rollouts_whenever_it_is_asked():
+def test_a_group_is_the_same_whenever_it_is_asked_for():
     config = parse(TREE)
-    assert plan_step(config, TASKS, 5) == plan_step(config, TASKS, 5)
-    other = parse(TREE, ["seed=1"])
-    assert any(plan_step(config, TASKS, s) != plan_step(other, TASKS, s) for s in range(1, 5))
-
-
-def test_every_task_is_used_once_before_any_is_used_again():
-    config = parse(TREE)
-    groups = [
-        group for step in range(1, 8) for group in dict.fromkeys(r.group_id for r in plan_step(config, TASKS, step))
-    ]
-    used = {r.group_id: r.task.id for step in range(1, 8) for r in plan_step(config, TASKS, step)}
-    assert len(groups) == 21
-    assert Counter(used.values()) == dict.fromkeys((task.id for task in TASKS), 3)
-    assert len({used[group] for group in groups[:7]}) == 7
+    assert plan_group(config, TASKS[0], 7) == plan_group(config, TASKS[0], 7)
+    assert [r.id for r in plan_group(config, TASKS[0], 7)] == ["step-0003-001-0", "step-0003-001-1"]
 
 
 def test_groups_are_told_apart_even_when_a_step_meets_a_task_twice():
-    config = parse(TREE, ["train.groups=8"])  # more than there are tasks
-    rollouts = plan_step(config, TASKS, 1)
-    assert len({r.id for r in rollouts}) == 16
+    config = parse(TREE)
+    rollouts = [r for index in (0, 1) for r in plan_group(config, TASKS[0], index)]
+    assert len({r.id for r in rollouts}) == 4
     assert set(Counter(r.group_id for r in rollouts).values()) == {2}
 
 

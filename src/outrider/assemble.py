@@ -101,7 +101,10 @@ def train(inputs: Inputs, observer: Observer, stop: threading.Event) -> Json:
             services_up=run.supervisor.wait_up,
             memory=memory,
         )
-        result = Trainer(config, parts, inputs.tasks, inputs.held_out, progress).run()
+        sampler = resolve("sampler", config.train.sampler, field="train.sampler", root=inputs.root)(
+            inputs.tasks, seed=config.seed, success=config.reward.success
+        )
+        result = Trainer(config, parts, inputs.tasks, inputs.held_out, progress, sampler).run()
         return result | {"peak_rss_bytes": memory.peak}
 
 
@@ -114,13 +117,15 @@ def evaluate(inputs: Inputs, observer: Observer, stop: threading.Event) -> Json:
         run = stack.enter_context(services_running(inputs, model, Progress(), observer))
         run.supervisor.await_ready()
         store = stack.enter_context(contextlib.closing(open_store(config, folder)))
+        reconciler = make_reconciler(inputs, store, run, observer, stop)
         record = measuring.measure(
             "eval",
             config,
             inputs.held_out,
             step=0,
             policy_version=0,
-            reconciler=make_reconciler(inputs, store, run, observer, stop),
+            run=reconciler.run,
+            failures=reconciler.take_failures,
             observer=observer,
         )
         record |= {"wall_s": time.monotonic() - began, "peak_rss_bytes": memory.peak}

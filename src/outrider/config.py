@@ -109,6 +109,23 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     warmup_steps: Annotated[int, Meta(ge=0, description="Steps of linear warm-up.")] = 1
     weight_decay: Annotated[float, Meta(ge=0, description="AdamW weight decay.")] = 0.0
     max_grad_norm: Annotated[float, Meta(gt=0, description="Gradients are clipped to this norm.")] = 1.0
+    schedule: Annotated[
+        Literal["sync", "collocated", "disaggregated"],
+        Meta(
+            description="sync: each step waits for its rollouts; collocated: slow ones carry over to later steps; "
+            "disaggregated: rollouts go on while the trainer trains."
+        ),
+    ] = "sync"
+    max_staleness: Annotated[
+        int, Meta(ge=0, description="Policy versions a trained token may lag behind, in the schedules that carry over.")
+    ] = 1
+    sampler: Annotated[str, Meta(description="Sampler plug-in: shuffle, difficulty or module:Class.")] = "shuffle"
+    dynamic_filter: Annotated[
+        bool, Meta(description="Replace groups whose rewards are all equal until a step has enough with signal.")
+    ] = False
+    oversample: Annotated[
+        float, Meta(ge=1, description="With dynamic_filter, groups a step may try, as a multiple of `groups`.")
+    ] = 3.0
     advantage: Annotated[str, Meta(description="Advantage estimator.")] = "grpo"
     loss: Annotated[str, Meta(description="Policy loss.")] = "ppo_clip"
     normalisation: Annotated[

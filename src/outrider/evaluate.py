@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from outrider.config import RunConfig
 from outrider.protocols import Observer
-from outrider.reconcile import Reconciler
 from outrider.types import Json, Mode, Rollout, Task
 
 Z95 = 1.959963984540054
@@ -30,18 +29,19 @@ def measure(
     *,
     step: int,
     policy_version: int,
-    reconciler: Reconciler,
+    run: Callable[[Sequence[Rollout]], list[Rollout]],
+    failures: Callable[[], dict[str, int]],
     observer: Observer,
 ) -> Json:
-    """Run the held-out tasks and return the ``eval`` record of metrics.jsonl, without its times."""
+    """Run the held-out tasks through `run` and return the ``eval`` record of metrics.jsonl, without its times."""
     planned = plan(name, step, tasks[: config.eval.limit or None], config.eval.samples)
     observer.phase(f"evaluate {name}", len(planned))
-    rollouts = reconciler.run(planned)
+    rollouts = run(planned)
     record: Json = {"kind": "eval", "name": name, "step": step, "policy_version": policy_version}
     for kind in ("greedy", "sampled"):
         mine = [rollout for rollout in rollouts if rollout.split == f"{name}/{kind}"]
         record[kind] = summarise(mine, config.reward.success)
-    record["failures"] = reconciler.take_failures()
+    record["failures"] = failures()
     return record
 
 

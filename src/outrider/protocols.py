@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -110,6 +110,19 @@ class UpstreamRequest:
     """Sampling parameters in force, after overrides."""
     hidden: frozenset[str] = frozenset()
     """Fields of the reply that only the gateway asked for, in the dialect's own words."""
+    path: str = ""
+    """Where it goes, in place of the path that the agent asked for; empty where that one stands."""
+    model: str = ""
+    """The agent's own name of the model, for the reply, where another one went upstream; empty where none did."""
+
+
+class ErrorReply(NamedTuple):
+    """What an agent gets where the upstream answered with an error."""
+
+    status: int
+    body: bytes
+    streamed: bool = False
+    """The body is an event stream that tells of the error: some clients understand no other form."""
 
 
 class Event(NamedTuple):
@@ -144,7 +157,11 @@ class ReplyTokens:
 
 
 class ReplyReader(Protocol):
-    """Takes in one reply, whole or event by event. Never raises on what an upstream sent: `result` tells of it."""
+    """Takes in one reply, whole or event by event. Never raises on what an upstream sent: `result` tells of it.
+
+    The events that end an answer are held back until the call is recorded: `end` is called once the upstream's stream
+    has ended, and `fail` instead of it or after it, where what was held back is not sent after all.
+    """
 
     @property
     def terminal(self) -> bool:
@@ -164,6 +181,15 @@ class ReplyReader(Protocol):
     def event(self, event: Event) -> bytes:
         """Read one event. Returns what the agent gets: ``event.raw``, other bytes, or nothing."""
 
+    def end(self) -> bytes:
+        """What the agent is still owed at the end of the upstream's stream."""
+
+    def fail(self, status: int, message: str, *, code: str | None = None) -> bytes:
+        """An error event that fits what was sent so far; empty where the agent was told of one already."""
+
+    def error_body(self, status: int, body: bytes) -> ErrorReply:
+        """What the agent gets for an answer with an error status: the same bytes where nothing is translated."""
+
     def result(self) -> ReplyTokens: ...
 
 
@@ -177,23 +203,42 @@ class Dialect(Protocol):
     def routes(self) -> tuple[str, ...]:
         """Paths of the model endpoints, such as ``/v1/chat/completions``."""
 
+    @property
+    def translated(self) -> bool:
+        """The upstream doesn't speak it: requests become chat completions, and answers are made from theirs."""
+
     def parse(self, body: bytes) -> WireRequest:
         """Raises `RequestError`, with a message for the agent."""
 
-    def prepare(self, request: WireRequest, *, overrides: Json, tokens: bool) -> UpstreamRequest:
+    def prepare(
+        self, request: WireRequest, *, overrides: Json, tokens: bool, model: str = "", owner: str = ""
+    ) -> UpstreamRequest:
         """Put `overrides` over the agent's sampling parameters and, with `tokens`, ask for token ids and log-probs.
 
-        With neither, the agent's bytes go upstream as they are.
+        `model` goes upstream in place of the agent's name for it. `owner` is who asks, such as an attempt: no other
+        owner's earlier answers can be named. With no overrides, tokens or model the agent's bytes go as they are,
+        unless the dialect is translated. Raises `RequestError`.
         """
 
     def reader(self, request: UpstreamRequest) -> ReplyReader:
         """A reader for the reply to `request`."""
 
-    def error(self, status: int, message: str, *, code: str | None = None) -> bytes:
+    def error(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
         """An error body in the protocol's own shape."""
 
-    def error_event(self, status: int, message: str, *, code: str | None = None) -> bytes:
-        """The same as an event inside a stream."""
+
+@runtime_checkable
+class TokenCounter(Protocol):
+    """A dialect with a route that says how long a prompt is, over an upstream that has none."""
+
+    @property
+    def count_route(self) -> str: ...
+
+    def count_request(self, body: bytes, *, model: str = "") -> bytes:
+        """The chat request whose answer tells it, for a body of `count_route`. Raises `RequestError`."""
+
+    def count_reply(self, body: bytes) -> bytes:
+        """The agent's answer, from the answer to `count_request`. Raises `EngineError`."""
 
 
 class Engine(Protocol):
@@ -283,6 +328,16 @@ class RewardFunction(Protocol):
     """Scores a finished attempt. May be slow; raises when it cannot tell, and never returns 0 for that."""
 
     def __call__(self, episode: Episode) -> Score | float: ...
+
+
+class Sampler(Protocol):
+    """Chooses the task of each group. Built with ``(tasks, seed=..., success=...)``."""
+
+    def choose(self, index: int) -> int:
+        """Position in the list of tasks for group number `index`."""
+
+    def observe(self, rollouts: Sequence[Rollout]) -> None:
+        """The rollouts of one group have ended. Also called with those of earlier lives of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,12 @@ BUILTIN: dict[str, dict[str, str]] = {
     "dialect": {
         "openai_chat": "outrider.dialects.openai_chat:OpenAIChat",
         "openai_completions": "outrider.dialects.openai_completions:OpenAICompletions",
+        "openai_responses": "outrider.dialects.openai_responses:OpenAIResponses",
+        "anthropic_messages": "outrider.dialects.anthropic_messages:AnthropicMessages",
+    },
+    "sampler": {
+        "shuffle": "outrider.samplers.shuffle:Shuffle",
+        "difficulty": "outrider.samplers.difficulty:Difficulty",
     },
     "reward": {"exact_match": "outrider.rewards.exact_match:exact_match"},
 }

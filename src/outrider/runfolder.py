@@ -33,6 +33,8 @@ class Checkpoint:
     policy_version: int
     weights: Path
     """Published weights of `policy_version`."""
+    position: Json
+    """Where the scheduler stood."""
 
 
 class RunFolder:
@@ -120,9 +122,14 @@ class RunFolder:
     def checkpoint_dir(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:04d}"
 
-    def finish_step(self, step: int, policy_version: int, weights: Path) -> None:
+    def finish_step(self, step: int, policy_version: int, weights: Path, position: Json) -> None:
         """Declare the checkpoint in `checkpoint_dir(step)` complete."""
-        facts = {"step": step, "policy_version": policy_version, "weights": str(weights.relative_to(self.root))}
+        facts = {
+            "step": step,
+            "policy_version": policy_version,
+            "weights": str(weights.relative_to(self.root)),
+            "position": position,
+        }
         write_atomically(self.checkpoint_dir(step) / "step.json", json.dumps(facts))
 
     def latest(self) -> Checkpoint | None:
@@ -136,6 +143,7 @@ class RunFolder:
                     step=facts["step"],
                     policy_version=facts["policy_version"],
                     weights=self.root / facts["weights"],
+                    position=facts["position"],
                 )
         return None
 

@@ -1,9 +1,9 @@
 """The training loop, read from top to bottom: roll out, join, credit, update, publish.
 
-One step is synchronous: all rollouts of step k are sampled by the policy that step k-1 published. Its checkpoint is
-written in the background while the rollouts of step k+1 run, since nothing touches the weights meanwhile; a step is
-finished when that checkpoint is complete. After a crash the trainer goes on from the last finished step. The rollouts
-that had ended by then lie in the store and are taken as they are, so none is paid for or counted twice.
+Which groups a step gets, and how old their tokens may be, is the scheduler's matter (`schedule.py`). The checkpoint of
+a step is written in the background while the rollouts of the next one run, since nothing touches the weights meanwhile;
+a step is finished when its checkpoint is complete. After a crash the trainer goes on from the last finished step.
+Rollouts that had ended by then lie in the store and are taken as they are, so none is paid for or counted twice.
 """
 
 from __future__ import annotations
@@ -13,22 +13,33 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from dataclasses import asdict, dataclass
 
 from outrider import evaluate, trajectory
 from outrider.config import RunConfig
 from outrider.errors import EngineError, Interrupted, RunError
 from outrider.memory import MemoryWatch
-from outrider.protocols import Backend, Engine, GatewayControl, LossSpec, Observer, OptimStats, StepStats, Store
+from outrider.metrics import Timer, rollout_record, update_record
+from outrider.protocols import (
+    Backend,
+    Engine,
+    GatewayControl,
+    LossSpec,
+    Observer,
+    OptimStats,
+    Sampler,
+    StepStats,
+    Store,
+)
 from outrider.reconcile import Reconciler
 from outrider.rl.batch import Batch, make_batch
 from outrider.runfolder import RunFolder
+from outrider.schedule import Group, Position, Scheduler
 from outrider.types import Json, Rollout, RolloutState, Sample, Task
 
 PUBLISH_TRIES = 3
+DRAIN_S = 30.0
+"""How long calls in flight may take to end before weights are swapped under them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,32 +67,17 @@ class Progress:
     policy_version: int = 0
 
 
-class Timer:
-    """Splits a step into named parts; what no part claims is `rest`."""
-
-    def __init__(self) -> None:
-        self._began = self._last = time.monotonic()
-        self._parts: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        now = time.monotonic()
-        self._parts[name] = self._parts.get(name, 0.0) + now - self._last
-        self._last = now
-
-    def skip(self) -> None:
-        """Leave what passed since the last lap to `rest`."""
-        self._last = time.monotonic()
-
-    def times(self) -> dict[str, float]:
-        total = time.monotonic() - self._began
-        return {"total": total, **self._parts, "rest": total - sum(self._parts.values())}
-
-
 class Trainer:
     """Trains `config.train.steps` steps with an evaluation before and after."""
 
     def __init__(
-        self, config: RunConfig, parts: Parts, tasks: Sequence[Task], held_out: Sequence[Task], progress: Progress
+        self,
+        config: RunConfig,
+        parts: Parts,
+        tasks: Sequence[Task],
+        held_out: Sequence[Task],
+        progress: Progress,
+        sampler: Sampler,
     ) -> None:
         self.config = config
         self.parts = parts
@@ -90,50 +86,55 @@ class Trainer:
         self.progress = progress
         self._saver = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
+        self._sampler = sampler
         self._wall_base = max((record["wall_s"] for record in parts.folder.records()), default=0.0)
         self._began = time.monotonic()
 
     def run(self) -> Json:
         """Train to the end. Returns ``{"before", "after", "wall_s"}``. Raises `RunError` and `Interrupted`."""
         try:
-            self._restore()
-            before = self._evaluate("before")
-            while self.progress.step < self.config.train.steps:
-                self._step(self.progress.step + 1)
-                every = self.config.eval.every
-                if every and self.progress.step % every == 0 and self.progress.step < self.config.train.steps:
-                    self._evaluate(f"step-{self.progress.step}")
-            self._await_checkpoint()
-            after = self._evaluate("after")
+            with self._scheduler(self._restore()) as scheduler:
+                before = self._evaluate("before", scheduler)
+                while self.progress.step < self.config.train.steps:
+                    self._step(self.progress.step + 1, scheduler)
+                    every = self.config.eval.every
+                    if every and self.progress.step % every == 0 and self.progress.step < self.config.train.steps:
+                        self._evaluate(f"step-{self.progress.step}", scheduler)
+                self._await_checkpoint()
+                after = self._evaluate("after", scheduler)
         finally:
             self._saver.shutdown(wait=True)  # a checkpoint that was begun is worth a few seconds
         return {"before": before, "after": after, "wall_s": self._wall()}
 
     # -- one step --------------------------------------------------------------------------------------------------
 
-    def _step(self, step: int) -> None:
+    def _step(self, step: int, scheduler: Scheduler) -> None:
         timer = Timer()
-        self._phase(f"step {step}: rollouts", self.config.train.groups * self.config.train.group_size)
-        rollouts = self.parts.reconciler.run(plan_step(self.config, self.tasks, step))
+        config = self.config.train
+        self._phase(f"step {step}: rollouts", config.groups * config.group_size)
+        groups = scheduler.take()
         timer.lap("rollouts")
-        samples, excluded = self._samples(rollouts)
+        rollouts, samples, excluded = self._collect(groups, scheduler)
+        if config.schedule == "collocated":
+            self.parts.gateway.pause(timeout_s=DRAIN_S)  # one machine: what is under way waits while it trains
         batch = make_batch(
             samples,
             {rollout.id: rollout.reward for rollout in rollouts},
             {rollout.id: rollout.group_id for rollout in rollouts},
-            estimator=self.config.train.advantage,
-            normalisation=self.config.train.normalisation,
+            estimator=config.advantage,
+            normalisation=config.normalisation,
         )
         excluded.update(batch.excluded)
         timer.lap("samples")
-        record = self._rollout_record(step, rollouts, samples, batch)
+        record = rollout_record(step, rollouts, samples, batch, self.config.reward.success)
         if batch.rows:
             stats, optim = self._update(step, batch, timer)
             timer.lap("forward_backward")
             self._publish()
             timer.lap("publish")
-            record |= _update_record(stats, optim)
+            record |= update_record(stats, optim)
         else:
+            self.parts.gateway.resume(self.progress.policy_version)
             record |= {"skipped": True, "tokens": 0, "tokens_computed": 0}
             self._say(f"step {step} has nothing to learn from ({_counts(excluded)}); weights stay as they are")
         self.progress.step = step
@@ -142,7 +143,37 @@ class Trainer:
         record["failures"] = self.parts.reconciler.take_failures()
         self._await_checkpoint()
         self._record(record | {"times": timer.times()})
-        self._saving = self._saver.submit(self._checkpoint, step, self.progress.policy_version)
+        self._saving = self._saver.submit(
+            self._checkpoint, step, self.progress.policy_version, asdict(scheduler.position())
+        )
+
+    def _collect(
+        self, groups: Sequence[Group], scheduler: Scheduler
+    ) -> tuple[list[Rollout], list[Sample], Counter[str]]:
+        """The rollouts and rows of `groups`, where one with a token that is too old is replaced as a whole."""
+        rollouts: list[Rollout] = []
+        samples: list[Sample] = []
+        excluded: Counter[str] = Counter()
+        waiting = list(groups)
+        while waiting:
+            group = waiting.pop(0)
+            rows, left_out = self._samples(group.rollouts)
+            if self._lag(rows) > self._max_lag():
+                waiting.append(scheduler.replace(f"group: over {self._max_lag()} policy versions old"))
+                continue
+            rollouts += group.rollouts
+            samples += rows
+            excluded.update(left_out)
+        excluded.update(scheduler.dropped)
+        return rollouts, samples, excluded
+
+    def _lag(self, samples: Sequence[Sample]) -> int:
+        """Policy versions between the oldest trained token and the weights that are about to change."""
+        oldest = [int(sample.versions[sample.loss_mask].min()) for sample in samples if sample.loss_mask.any()]
+        return self.progress.policy_version - min(oldest, default=self.progress.policy_version)
+
+    def _max_lag(self) -> int:
+        return 0 if self.config.train.schedule == "sync" else self.config.train.max_staleness
 
     def _samples(self, rollouts: Sequence[Rollout]) -> tuple[list[Sample], Counter[str]]:
         """Cut the training rows of every scored rollout from its calls."""
@@ -191,7 +222,10 @@ class Trainer:
         for attempt in range(1, PUBLISH_TRIES + 1):
             self.parts.services_up()
             try:
-                self.parts.gateway.pause(timeout_s=30.0)
+                # Calls in flight go on under the new weights where rollouts run beside the trainer, and are marked as
+                # mixed by their two versions; else they end first.
+                beside = self.config.train.schedule == "disaggregated"
+                self.parts.gateway.pause(timeout_s=0.0 if beside else DRAIN_S)
                 self.parts.engine.load_weights(weights, version)
                 break
             except EngineError as error:
@@ -203,7 +237,7 @@ class Trainer:
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
-    def _evaluate(self, name: str) -> Json:
+    def _evaluate(self, name: str, scheduler: Scheduler) -> Json:
         """Measure on the held-out tasks, or return what an earlier start of this run measured."""
         done = self.parts.folder.evaluation(name)
         if done is not None and (name != "after" or done["step"] == self.progress.step):
@@ -216,7 +250,8 @@ class Trainer:
             self.held_out,
             step=self.progress.step,
             policy_version=self.progress.policy_version,
-            reconciler=self.parts.reconciler,
+            run=scheduler.run,
+            failures=self.parts.reconciler.take_failures,
             observer=self.parts.observer,
         )
         self._record(record)
@@ -224,25 +259,45 @@ class Trainer:
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
-    def _restore(self) -> None:
+    def _restore(self) -> Position:
+        """Go back to the last finished step; returns where the scheduler stood then."""
         folder = self.parts.folder
         checkpoint = folder.latest()
+        position = Position()
         if checkpoint is None:
             folder.forget_after(0)
         else:
             self.parts.backend.load(checkpoint.path)
             self.progress.step, self.progress.policy_version = checkpoint.step, checkpoint.policy_version
             folder.forget_after(checkpoint.step)
+            position = Position(next=checkpoint.position["next"], open=tuple(checkpoint.position["open"]))
             self._say(f"going on after step {checkpoint.step}, policy version {checkpoint.policy_version}")
         self.parts.gateway.resume(self.progress.policy_version)
         for record in folder.records():
             if record["kind"] == "step":
                 self.parts.observer.record(record)
+        return position
 
-    def _checkpoint(self, step: int, version: int) -> None:
+    def _scheduler(self, position: Position) -> Scheduler:
+        config = self.config.train
+        for rollout in self.parts.store.rollouts(split="train", state=RolloutState.SUCCEEDED):
+            self._sampler.observe([rollout])
+        return Scheduler(
+            self.parts.reconciler,
+            lambda index, task: plan_group(self.config, self.tasks[task], index),
+            self._sampler,
+            mode=config.schedule,
+            per_step=config.groups,
+            ahead=config.max_staleness,
+            keep_signal=config.dynamic_filter,
+            oversample=config.oversample,
+            position=position,
+        )
+
+    def _checkpoint(self, step: int, version: int, position: Json) -> None:
         folder = self.parts.folder
         self.parts.backend.save(folder.checkpoint_dir(step))
-        folder.finish_step(step, version, folder.weights_dir(version))
+        folder.finish_step(step, version, folder.weights_dir(version), position)
         folder.prune(self.config.train.keep_checkpoints)
 
     def _await_checkpoint(self) -> None:
@@ -251,21 +306,6 @@ class Trainer:
             self._saving = None
 
     # -- telling ---------------------------------------------------------------------------------------------------
-
-    def _rollout_record(self, step: int, rollouts: Sequence[Rollout], samples: Sequence[Sample], batch: Batch) -> Json:
-        rewards = np.array([r.reward for r in rollouts if r.reward is not None], dtype=np.float64)
-        return {
-            "kind": "step",
-            "step": step,
-            "reward_mean": float(rewards.mean()) if rewards.size else 0.0,
-            "reward_std": float(rewards.std()) if rewards.size else 0.0,
-            "success": float((rewards >= self.config.reward.success).mean()) if rewards.size else 0.0,
-            "rollouts": len(rollouts),
-            "groups": batch.groups,
-            "groups_trained": batch.groups_trained,
-            "samples": len(samples),
-            "sampled_tokens": int(sum(int(sample.loss_mask.sum()) for sample in samples)),
-        }
 
     def _record(self, record: Json) -> None:
         if "times" in record:
@@ -292,56 +332,26 @@ class Trainer:
             raise Interrupted("stopped on request")
 
 
-def plan_step(config: RunConfig, tasks: Sequence[Task], step: int) -> list[Rollout]:
-    """The rollouts of a step: tasks in a shuffled order without replacement, a new order each epoch.
-
-    A function of the seed and the step alone, so that a resumed run asks for the same ones.
-    """
-    count = config.train.groups
-    first = (step - 1) * count
-    chosen = [
-        _shuffled(len(tasks), config.seed, index // len(tasks))[index % len(tasks)]
-        for index in range(first, first + count)
-    ]
+def plan_group(config: RunConfig, task: Task, index: int) -> list[Rollout]:
+    """The rollouts of group number `index`. Ids follow from the number: a resumed run asks for the same ones."""
+    step, place = index // config.train.groups + 1, index % config.train.groups
+    group_id = f"step-{step:04d}-{place:03d}"
     return [
         Rollout(
-            id=f"step-{step:04d}-{position:03d}-{member}",
-            task=tasks[index],
-            group_id=f"step-{step:04d}-{position:03d}",
+            id=f"{group_id}-{member}",
+            task=task,
+            group_id=group_id,
             split="train",
             step=step,
             sampling={"temperature": config.train.temperature},
         )
-        for position, index in enumerate(chosen)
         for member in range(config.train.group_size)
     ]
-
-
-def _shuffled(n: int, seed: int, epoch: int) -> list[int]:
-    return [int(index) for index in np.random.default_rng((seed, epoch)).permutation(n)]
 
 
 def learning_rate(peak: float, warmup_steps: int, step: int) -> float:
     """Linear from peak / (warmup + 1) at step 1 to `peak`, then constant."""
     return peak * min(1.0, step / (warmup_steps + 1))
-
-
-def _update_record(stats: StepStats, optim: OptimStats) -> dict[str, Any]:
-    return {
-        "loss": stats.loss,
-        "tokens": stats.tokens,
-        "tokens_computed": stats.tokens_computed,
-        "ratio_mean": stats.ratio_mean,
-        "clip_fraction": stats.clip_fraction,
-        "entropy": stats.entropy,
-        "kl_behaviour": stats.kl_behaviour,
-        "kl_reference": stats.kl_reference,
-        "logprob_diff_mean": stats.logprob_diff_mean,
-        "logprob_diff_max": stats.logprob_diff_max,
-        "grad_norm": optim.grad_norm,
-        "lr": optim.lr,
-        "update_skipped": optim.skipped,
-    }
 
 
 def _counts(counter: Counter[str]) -> str:

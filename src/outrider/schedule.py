@@ -1,0 +1,195 @@
+"""Which groups a step trains on, and how far rollouts may run ahead of the weights.
+
+Groups are numbered 0, 1, 2, … and handed out whole. With `ahead` = 0 a step's groups are submitted when the step begins
+and all of them are sampled by its policy: synchronous training. With `ahead` = k, groups of the next k steps are in
+flight as well, so that a slow rollout holds nothing up: it is trained by a later step, at most k policy versions too
+old, or dropped. The bound holds at admission (at most ``(ahead + 1) * per_step`` groups are open at a time) and again
+at batching, by the oldest token (`train.py`).
+
+    sync            ahead 0, rollouts run only while the trainer waits for them
+    collocated      ahead k, the same, for one machine that cannot train and sample at once: rollouts that are under way
+                    when a step is full wait at the paused gateway, and go on with the new weights
+    disaggregated   ahead k, rollouts run in a thread of their own, while the trainer trains
+
+AReaL (arXiv:2505.24298) describes the admission rule; Kimi k1.5 (arXiv:2501.12599) the carry-over of long rollouts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from outrider.protocols import Sampler
+from outrider.reconcile import Reconciler
+from outrider.types import Rollout
+
+NO_SIGNAL = "group: all rewards equal, replaced"
+
+Mode = Literal["sync", "collocated", "disaggregated"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The rollouts of one task, all of them ended."""
+
+    index: int
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether scored rollouts differ, so that a group baseline leaves something to learn."""
+        return len({rollout.reward for rollout in self.rollouts if rollout.reward is not None}) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """What a resumed run needs to go on: the next group to submit, and those submitted and not yet handed out."""
+
+    next: int = 0
+    open: tuple[int, ...] = ()
+
+
+class Scheduler:
+    """Keeps groups in flight and hands them out whole. Use as a context manager.
+
+    `plan(index, task_index)` gives the rollouts of a group. With `keep_signal` a group whose rewards are all equal is
+    dropped as soon as it is ready and another one is admitted in its place (DAPO's dynamic sampling, arXiv:2503.14476),
+    up to `oversample` times the groups of a step.
+    """
+
+    def __init__(
+        self,
+        reconciler: Reconciler,
+        plan: Callable[[int, int], list[Rollout]],
+        sampler: Sampler,
+        *,
+        mode: Mode,
+        per_step: int,
+        ahead: int,
+        keep_signal: bool = False,
+        oversample: float = 3.0,
+        position: Position | None = None,
+    ) -> None:
+        self._reconciler, self._plan, self._sampler = reconciler, plan, sampler
+        self._per_step = per_step
+        self._limit = per_step * ((0 if mode == "sync" else ahead) + 1)
+        self._keep_signal, self._oversample = keep_signal, oversample
+        self._background = mode == "disaggregated"
+        position = position or Position()
+        self._next = position.next
+        self._restored = list(position.open)
+        self._open: dict[int, list[str]] = {}
+        self._taken = 0
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._closing = False
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self.dropped: Counter[str] = Counter()
+        """Groups that were left out, by reason, since the last `take`."""
+
+    def __enter__(self) -> Scheduler:
+        if self._background:
+            self._thread = threading.Thread(target=self._pump, name="rollouts", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            self._closing = True
+        if self._thread is not None:
+            self._thread.join()
+        self._reconciler.cancel()
+
+    def position(self) -> Position:
+        """Where a run would go on from here."""
+        with self._lock:
+            return Position(next=self._next, open=tuple(sorted([*self._restored, *self._open])))
+
+    def take(self) -> list[Group]:
+        """Wait until the groups of one step are ready. Returns fewer when `oversample` times as many had no signal."""
+        self.dropped.clear()
+        self._taken = 0  # the last step's weights are published: its groups make room for as many new ones
+        taken: list[Group] = []
+        tries = int(self._per_step * self._oversample)
+        while len(taken) < self._per_step and len(taken) + self.dropped.total() < tries:
+            group = self._next_ready()
+            if self._keep_signal and not group.has_signal:
+                self.dropped[NO_SIGNAL] += 1
+            else:
+                self._taken += 1
+                taken.append(group)
+        return taken
+
+    def replace(self, reason: str) -> Group:
+        """Drop a group that was taken, for `reason`, and wait for another one in its place."""
+        self.dropped[reason] += 1
+        return self._next_ready()
+
+    def run(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Run rollouts that belong to no group, such as an evaluation, beside whatever is in flight."""
+        with self._lock:
+            self._reconciler.submit(rollouts)
+            while not all(self._reconciler.has_ended(rollout.id) for rollout in rollouts):
+                self._wait(None)
+            return self._reconciler.take([rollout.id for rollout in rollouts])
+
+    def _next_ready(self) -> Group:
+        with self._lock:
+            while (group := self._ready()) is None:
+                self._wait(self._admit)
+            return group
+
+    # -- inside, with the lock held --------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Submit groups up to the limit: first those that were open before a restart, then new ones."""
+        while len(self._open) + self._taken < self._limit:
+            if self._restored:
+                index = self._restored.pop(0)
+            else:
+                index, self._next = self._next, self._next + 1
+            rollouts = self._plan(index, self._sampler.choose(index))
+            self._open[index] = [rollout.id for rollout in rollouts]
+            self._reconciler.submit(rollouts)
+
+    def _ready(self) -> Group | None:
+        """The oldest group that has ended; a waiting one is never overtaken by a later one that is ready too."""
+        for index in sorted(self._open):
+            ids = self._open[index]
+            if all(self._reconciler.has_ended(rollout_id) for rollout_id in ids):
+                del self._open[index]
+                group = Group(index=index, rollouts=tuple(self._reconciler.take(ids)))
+                self._sampler.observe(group.rollouts)
+                return group
+        return None
+
+    def _wait(self, admit: Callable[[], None] | None) -> None:
+        """Let rollouts go on for a moment, in this thread or in theirs."""
+        if self._error is not None:
+            raise self._error
+        if admit is not None:
+            admit()
+        if self._background:
+            self._changed.wait(1.0)
+        else:
+            self._reconciler.tick()
+
+    def _pump(self) -> None:
+        try:
+            while True:
+                with self._lock:
+                    if self._closing:
+                        return
+                    self._admit()
+                    self._reconciler.tick()
+                    self._changed.notify_all()
+                time.sleep(0.005)  # let the trainer have the lock: Python's are not fair
+        except BaseException as error:
+            with self._lock:
+                self._error = error
+                self._changed.notify_all()

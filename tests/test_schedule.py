@@ -1,0 +1,199 @@
+"""Groups in flight: how far ahead, handed out whole, carried over, replaced, resumed."""
+
+import threading
+from collections import Counter
+
+import pytest
+
+from outrider.errors import RunError
+from outrider.samplers.difficulty import Difficulty
+from outrider.samplers.shuffle import Shuffle
+from outrider.schedule import NO_SIGNAL, Group, Position, Scheduler
+from outrider.types import Rollout, RolloutState, Task
+
+TASKS = [Task(id=f"t{i}", fields={}) for i in range(5)]
+SIZE = 2
+
+
+def plan(index, task):
+    return [Rollout(id=f"g{index}-{m}", task=TASKS[task], group_id=f"g{index}", step=index) for m in range(SIZE)]
+
+
+def ended(rollout, reward):
+    return Rollout(
+        id=rollout.id, task=rollout.task, group_id=rollout.group_id, state=RolloutState.SUCCEEDED, reward=reward
+    )
+
+
+class Fake:
+    """A reconciler on virtual time: each rollout takes as many ticks as `ticks(rollout)` says."""
+
+    def __init__(self, ticks=lambda rollout: 1, reward=lambda rollout: float(rollout.id[-1])):
+        self.ticks, self.reward = ticks, reward
+        self.left, self.done, self.submitted, self.cancelled, self.now = {}, {}, [], False, 0
+        self.rollouts = {}
+        self.broken = None
+
+    def submit(self, rollouts):
+        for rollout in rollouts:
+            self.submitted.append(rollout.group_id)
+            self.rollouts[rollout.id] = rollout
+            self.left[rollout.id] = self.ticks(rollout)
+
+    def tick(self):
+        if self.broken:
+            raise self.broken
+        self.now += 1
+        for rollout_id in list(self.left):
+            self.left[rollout_id] -= 1
+            if self.left[rollout_id] <= 0:
+                del self.left[rollout_id]
+                rollout = self.rollouts[rollout_id]
+                self.done[rollout_id] = ended(rollout, self.reward(rollout))
+
+    def has_ended(self, rollout_id):
+        return rollout_id in self.done
+
+    def take(self, ids):
+        return [self.done.pop(rollout_id) for rollout_id in ids]
+
+    def cancel(self):
+        self.cancelled = True
+
+
+def make(fake, **changes):
+    settings = {"mode": "sync", "per_step": 3, "ahead": 1} | changes
+    return Scheduler(fake, plan, Shuffle(TASKS, seed=0, success=1.0), **settings)
+
+
+def indices(groups):
+    return [group.index for group in groups]
+
+
+def test_sync_submits_a_step_when_it_begins_and_nothing_else():
+    fake = Fake(ticks=lambda rollout: 1 + int(rollout.id[1]))
+    with make(fake) as scheduler:
+        assert sorted(indices(scheduler.take())) == [0, 1, 2]
+        assert not fake.left
+        assert Counter(fake.submitted) == {"g0": 2, "g1": 2, "g2": 2}
+        assert sorted(indices(scheduler.take())) == [3, 4, 5]
+        assert scheduler.position() == Position(next=6)
+    assert fake.cancelled
+
+
+def test_carry_over_does_not_wait_for_a_slow_group_and_hands_it_out_later():
+    fake = Fake(ticks=lambda rollout: 4 if rollout.group_id == "g0" else 1)
+    with make(fake, mode="collocated") as scheduler:
+        first = indices(scheduler.take())
+        assert 0 not in first
+        assert len(first) == 3
+        assert fake.now < 4
+        later = [indices(scheduler.take()) for _ in range(4)]
+        assert 0 in [index for step in later for index in step]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_no_more_groups_are_open_than_the_staleness_allows(ahead):
+    fake = Fake(ticks=lambda rollout: 1 + hash(rollout.id) % 5)
+    with make(fake, mode="collocated", ahead=ahead) as scheduler:
+        for step in range(6):
+            scheduler.take()
+            admitted = len(set(fake.submitted))
+            assert admitted <= (step + 1 + ahead) * 3  # each is trained by a policy at most `ahead` versions newer
+            assert len(scheduler.position().open) <= ahead * 3
+
+
+def test_groups_without_signal_are_replaced_and_counted():
+    fake = Fake(reward=lambda rollout: 1.0 if rollout.group_id in ("g0", "g2") else float(rollout.id[-1]))
+    with make(fake, keep_signal=True) as scheduler:
+        got = scheduler.take()
+        assert indices(got) == [1, 3, 4]
+        assert all(group.has_signal for group in got)
+        assert scheduler.dropped == {NO_SIGNAL: 2}
+
+
+def test_oversampling_ends_when_nothing_has_signal():
+    with make(Fake(reward=lambda rollout: 0.0), keep_signal=True, oversample=2.0) as scheduler:
+        assert scheduler.take() == []
+        assert scheduler.dropped == {NO_SIGNAL: 6}
+
+
+def test_a_group_that_got_too_old_is_replaced_whole():
+    fake = Fake()
+    with make(fake, mode="collocated") as scheduler:
+        got = scheduler.take()
+        replacement = scheduler.replace("too old")
+        assert replacement.index not in indices(got)
+        assert len(replacement.rollouts) == SIZE
+        assert scheduler.dropped == {"too old": 1}
+
+
+def test_a_resumed_run_goes_on_with_the_groups_that_were_open():
+    fake = Fake(ticks=lambda rollout: 9 if rollout.group_id in ("g0", "g4") else 1)
+    with make(fake, mode="collocated") as scheduler:
+        taken = indices(scheduler.take())
+        position = scheduler.position()
+    again = Fake()
+    with make(again, mode="collocated", position=position) as scheduler:
+        assert scheduler.position() == position
+        rest = [index for _ in range(3) for index in indices(scheduler.take())]
+    assert not set(taken) & set(rest)
+    assert {0, 4} <= set(rest)
+    assert len(set(taken + rest)) == 12
+
+
+def test_rollouts_beside_groups_leave_those_in_flight_alone():
+    fake = Fake(ticks=lambda rollout: 9 if rollout.group_id == "g0" else 1)
+    with make(fake, mode="collocated") as scheduler:
+        scheduler.take()
+        wanted = [Rollout(id=f"eval-{i}", task=TASKS[0], group_id="eval") for i in range(3)]
+        assert [r.id for r in scheduler.run(wanted)] == ["eval-0", "eval-1", "eval-2"]
+        assert 0 in scheduler.position().open
+
+
+def test_in_the_background_rollouts_go_on_while_nobody_waits():
+    fake = Fake()
+    with make(fake, mode="disaggregated") as scheduler:
+        scheduler.take()
+        before, deadline = fake.now, threading.Event()
+        for _ in range(1000):
+            if fake.now > before + 5:
+                break
+            deadline.wait(0.01)
+        assert fake.now > before + 5
+        assert len(indices(scheduler.take())) == 3
+
+
+def test_an_error_in_the_background_reaches_the_trainer():
+    fake = Fake(ticks=lambda rollout: 10**9)
+    with make(fake, mode="disaggregated") as scheduler:
+        fake.broken = RunError("the engine died for good")
+        with pytest.raises(RunError, match="for good"):
+            scheduler.take()
+
+
+def test_signal_is_a_difference_between_scored_rollouts():
+    base = plan(0, 0)
+    assert Group(index=0, rollouts=(ended(base[0], 0.0), ended(base[1], 1.0))).has_signal
+    assert not Group(index=0, rollouts=(ended(base[0], 1.0), ended(base[1], 1.0))).has_signal
+    assert not Group(index=0, rollouts=(ended(base[0], 1.0), ended(base[1], None))).has_signal
+
+
+def test_shuffle_uses_every_task_once_an_epoch_whatever_the_order_of_asking():
+    sampler = Shuffle(TASKS, seed=3, success=1.0)
+    order = [sampler.choose(index) for index in range(15)]
+    assert [Shuffle(TASKS, seed=3, success=1.0).choose(index) for index in reversed(range(15))] == order[::-1]
+    assert all(sorted(order[start : start + 5]) == [0, 1, 2, 3, 4] for start in (0, 5, 10))
+    assert [Shuffle(TASKS, seed=4, success=1.0).choose(index) for index in range(15)] != order
+
+
+def test_difficulty_prefers_tasks_that_are_solved_sometimes():
+    sampler = Difficulty(TASKS, seed=0, success=1.0)
+    for _ in range(20):
+        for place, task in enumerate(TASKS):
+            rewards = {0: (0.0, 0.0), 1: (1.0, 1.0)}.get(place, (0.0, 1.0))
+            sampler.observe([ended(Rollout(id="r", task=task, group_id="g"), reward) for reward in rewards])
+    drawn = Counter(sampler.choose(index) for index in range(600))
+    assert min(drawn[place] for place in (2, 3, 4)) > 5 * max(drawn[0], drawn[1])
+    assert drawn[0] > 0, "a task that is never solved must still be met"
+    sampler.observe([ended(Rollout(id="r", task=TASKS[0], group_id="g"), None)])  # unscored: nothing learnt, no error
