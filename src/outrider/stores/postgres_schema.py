@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import psycopg
 
 from outrider.errors import StoreError
 
-Connection = psycopg.Connection[tuple[object, ...]]
+Connection = psycopg.Connection[tuple[Any, ...]]
 
 # Held from the first statement to the end of each transaction that writes. Sequences alone give numbers in the order
 # of `nextval`, not of commits: a slow transaction's small number would appear after a follower has passed it. Under
@@ -146,9 +148,8 @@ def _found(connection: Connection, schema: str, label: str) -> int:
     ).fetchall():
         return 0
     (found,) = connection.execute("SELECT coalesce(max(version), 0)::int FROM migrations").fetchone() or (0,)
-    assert isinstance(found, int)
     if found > len(MIGRATIONS):
         raise StoreError(
             f"{label}: written by a newer Outrider (schema {found}, this one knows {len(MIGRATIONS)}). Upgrade it."
         )
-    return found
+    return int(found)

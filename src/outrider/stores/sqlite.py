@@ -16,6 +16,7 @@ from outrider.errors import RewardError, StoreError
 from outrider.stores import packing
 from outrider.stores.group_writer import GroupWriter
 from outrider.stores.packing import Bodies, Row
+from outrider.stores.sqlite_prune import SqlitePruner
 from outrider.stores.sqlite_schema import migrate
 from outrider.types import Attempt, Call, Reward, Rollout, RolloutState, Session
 
@@ -139,6 +140,10 @@ class SqliteStore:
         rows = self._query('SELECT value FROM "values" WHERE key = ?', (key,))
         return str(rows[0][0]) if rows else None
 
+    def pruner(self) -> SqlitePruner:
+        """For `prune.prune`."""
+        return SqlitePruner(self.path)
+
     def close(self) -> None:
         if self._closed:
             return
@@ -167,6 +172,9 @@ class SqliteStore:
     def _connect_writer(self) -> sqlite3.Connection:
         connection = self._connect()
         try:
+            connection.execute(
+                "PRAGMA auto_vacuum = INCREMENTAL"
+            )  # of a new file: room can be given back after pruning
             _use_wal(connection)
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
