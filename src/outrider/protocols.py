@@ -228,17 +228,17 @@ class Dialect(Protocol):
 
 
 @runtime_checkable
-class TokenCounter(Protocol):
+class TokenCounter(Dialect, Protocol):
     """A dialect with a route that says how long a prompt is, over an upstream that has none."""
 
     @property
     def count_route(self) -> str: ...
 
-    def count_request(self, body: bytes, *, model: str = "") -> bytes:
-        """The chat request whose answer tells it, for a body of `count_route`. Raises `RequestError`."""
+    def count_request(self, body: bytes, *, model: str = "") -> UpstreamRequest:
+        """The request whose answer tells it, for a body of `count_route`. Raises `RequestError`."""
 
-    def count_reply(self, body: bytes) -> bytes:
-        """The agent's answer, from the answer to `count_request`. Raises `EngineError`."""
+    def count_reply(self, status: int, body: bytes) -> ErrorReply:
+        """What the agent gets for the upstream's answer to `count_request`, be it the number or an error."""
 
 
 class Engine(Protocol):

@@ -131,10 +131,24 @@ def test_what_is_no_plain_answer_is_an_error(kind, body, reply):
 def test_R11_an_upstreams_refusal_is_told_in_the_clients_protocol(kind, body):
     _, reader = open_call(kind(), body)
     message = "The input (9 tokens) is longer than the model's context length (8 tokens)."
-    status, told = reader.error_body(400, json.dumps({"object": "error", "message": message}).encode())
-    assert status == 400
+    status, told, streamed = reader.error_body(400, json.dumps({"object": "error", "message": message}).encode())
+    assert (status, streamed) == (400, False)
     assert ("prompt is too long: 9 tokens > 8 maximum" in told.decode()) is (kind is AnthropicMessages)
     assert ('"code":"context_length_exceeded"' in told.decode()) is (kind is OpenAIResponses)
+
+
+def test_R11_codex_looks_for_a_long_prompt_inside_the_stream():
+    _, reader = open_call(OpenAIResponses(), {**RESPONSES, "stream": True})
+    message = "The input (9 tokens) is longer than the model's context length (8 tokens)."
+    status, told, streamed = reader.error_body(400, json.dumps({"object": "error", "message": message}).encode())
+    assert (status, streamed) == (200, True)
+    assert names(told) == ["response.created", "response.in_progress", "error", "response.failed"]
+    events = [json.loads(part.split(b"\ndata: ")[1]) for part in told.split(b"\n\n") if part]
+    assert [one["sequence_number"] for one in events] == [0, 1, 2, 3]
+    assert events[2]["code"] == events[3]["response"]["error"]["code"] == "context_length_exceeded"
+    for other in (b'{"error": {"message": "no such model"}}', b"?"):
+        _, reader = open_call(OpenAIResponses(), {**RESPONSES, "stream": True})
+        assert reader.error_body(404, other)[::2] == (404, False)
 
 
 @pytest.mark.parametrize(("kind", "body"), BOTH)
@@ -156,10 +170,22 @@ def test_A04_without_token_ids_the_count_is_estimated_so_that_the_stream_is_not_
 def test_A07_count_tokens_asks_the_upstream_for_one_token_and_reads_the_prompts_length():
     dialect = AnthropicMessages()
     counted = {name: value for name, value in MESSAGES.items() if name != "max_tokens"}
-    asked = json.loads(dialect.count_request(json.dumps(counted).encode()))
-    assert (asked["messages"], asked["max_tokens"]) == (MESSAGES["messages"], 1)
+    prepared = dialect.count_request(json.dumps(counted).encode(), model="policy")
+    asked = json.loads(prepared.body)
+    assert prepared.path == "/v1/chat/completions"
+    assert (asked["messages"], asked["max_tokens"], asked["model"]) == (MESSAGES["messages"], 1, "policy")
     reply = json.dumps(plain({"content": "x"})).encode()
-    assert json.loads(dialect.count_reply(reply)) == {"input_tokens": USAGE["prompt_tokens"]}
+    assert dialect.count_reply(200, reply)[:2] == (200, b'{"input_tokens":%d}' % USAGE["prompt_tokens"])
+
+
+def test_A07_a_prompt_that_is_too_long_is_counted_and_other_errors_are_told():
+    count = AnthropicMessages().count_reply
+    message = "The input (9 tokens) is longer than the model's context length (8 tokens)."
+    assert count(400, json.dumps({"message": message}).encode())[:2] == (200, b'{"input_tokens":9}')
+    status, body, _ = count(429, b'{"error": {"message": "slow down"}}')
+    assert (status, json.loads(body)["error"]) == (429, {"type": "rate_limit_error", "message": "slow down"})
+    status, body, _ = count(200, b'{"usage": {}}')
+    assert (status, json.loads(body)["error"]["type"]) == (502, "api_error")
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -182,6 +208,21 @@ def test_a_response_can_be_named_by_the_next_request(streamed):
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "ok"},
     ]
+
+
+def test_nobody_can_name_another_owners_response():
+    dialect = OpenAIResponses()
+
+    def named(owner, id):
+        request = dialect.parse(json.dumps({**RESPONSES, "previous_response_id": id}).encode())
+        return dialect.prepare(request, overrides={}, tokens=True, owner=owner)
+
+    prepared = dialect.prepare(dialect.parse(json.dumps(RESPONSES).encode()), overrides={}, tokens=True, owner="a")
+    id = json.loads(dialect.reader(prepared).body(json.dumps(plain({"content": "secret"})).encode()))["id"]
+    assert b"secret" in named("a", id).body
+    for other in ("b", ""):
+        with pytest.raises(RequestError, match="not found"):
+            named(other, id)
 
 
 def test_a_response_that_is_not_to_be_stored_is_forgotten():

@@ -8,6 +8,7 @@ import pytest
 
 from dialects.chat_streams import USAGE, call_delta, calls, chunk, end, plain, read_event, run
 from outrider.dialects.anthropic_messages import AnthropicMessages
+from outrider.dialects.anthropic_native import MessagesReader
 from outrider.dialects.anthropic_reply import PING_EVERY, MessagesStream, from_chat, upstream_error
 from outrider.dialects.anthropic_request import INVALID_JSON, MessagesState
 from outrider.dialects.translate_errors import read_error
@@ -466,7 +467,7 @@ def test_errors_have_the_protocols_shape(status, kind):
     dialect = AnthropicMessages()
     expected = {"type": "error", "error": {"type": kind, "message": "why"}}
     assert json.loads(dialect.error(status, "why")) == expected
-    assert read_event(dialect.error_event(status, "why")) == expected
+    assert read_event(MessagesReader().fail(status, "why")) == expected
     body = b'{"error": {"message": "why", "type": "BadRequestError", "code": 400}}'
     assert upstream_error(read_error(status, body)) == expected
 

@@ -77,6 +77,25 @@ def test_R13_unknown_reply_fields_reach_the_agent_unchanged(top, in_choice, in_m
     assert reader.result().choices[0].token_ids == [5]
 
 
+@pytest.mark.parametrize("tokens", [False, True])
+def test_the_policys_name_goes_upstream_and_the_agents_own_comes_back(tokens):
+    request = chat_request(model="gpt-5")
+    prepared = CHAT.prepare(request, overrides={}, tokens=tokens, model="policy")
+    assert json.loads(prepared.body)["model"] == "policy"
+    assert "model" not in prepared.sampling
+    reply = {"model": "policy", "choices": [{"index": 0, "message": {}, "finish_reason": "stop"}], "x": {"model": "y"}}
+    assert json.loads(CHAT.reader(prepared).body(json.dumps(reply).encode())) == {**reply, "model": "gpt-5"}
+    one = b'{"model":"policy","choices":[],"usage":null}'
+    assert CHAT.reader(prepared).event(Event(b"data: %b\n\n" % one, one)) == b"data: %b\n\n" % one.replace(
+        b"policy", b"gpt-5"
+    )
+
+
+def test_where_the_agent_uses_the_policys_name_its_bytes_go_as_they_are():
+    request = chat_request(model="policy")
+    assert CHAT.prepare(request, overrides={}, tokens=False, model="policy").body is request.body
+
+
 def test_a_reply_without_anything_to_hide_is_the_same_object():
     reader = CHAT.reader(CHAT.prepare(chat_request(), overrides={}, tokens=True))
     body = b'{"choices": [{"index": 0, "message": {}, "logprobs": null, "finish_reason": "stop"}]}'
@@ -141,9 +160,9 @@ def test_a_number_too_large_for_a_float_does_not_hurt():
 
 def test_errors_have_the_protocols_shape():
     for status, kind in [(400, "invalid_request_error"), (401, "authentication_error"), (503, "server_error")]:
-        error = json.loads(CHAT.error(status, "no", code="c"))["error"]
-        assert error == {"message": "no", "type": kind, "param": None, "code": "c"}
-    event = CHAT.error_event(502, "gone")
+        error = json.loads(CHAT.error(status, "no", code="c", param="p"))["error"]
+        assert error == {"message": "no", "type": kind, "param": "p", "code": "c"}
+    event = CHAT.reader(CHAT.prepare(chat_request(), overrides={}, tokens=True)).fail(502, "gone")
     assert event.startswith(b"data: {")
     assert event.endswith(b"\n\n")
     assert json.loads(event[6:])["error"]["message"] == "gone"

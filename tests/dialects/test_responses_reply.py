@@ -8,11 +8,13 @@ import pytest
 
 from dialects.chat_streams import call_delta, calls, chunk, end, plain, read_event, run
 from outrider.dialects.openai_responses import OpenAIResponses
+from outrider.dialects.openai_responses_native import ResponsesReader
 from outrider.dialects.openai_responses_reply import ResponsesStream, conversation, from_chat, upstream_error
 from outrider.dialects.openai_responses_request import to_chat
 from outrider.dialects.translate_errors import read_error
 from outrider.dialects.translate_reasoning import unseal
 from outrider.errors import EngineError
+from outrider.protocols import Event
 
 TOOLS = [
     {"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}},
@@ -372,9 +374,12 @@ def test_R11_a_prompt_that_does_not_fit_has_the_code_and_the_wording_that_agents
 
 def test_errors_have_the_protocols_shape():
     dialect = OpenAIResponses()
-    assert json.loads(dialect.error(404, "why", code="not_found")) == {
-        "error": {"message": "why", "type": "invalid_request_error", "param": None, "code": "not_found"}
+    assert json.loads(dialect.error(404, "why", code="not_found", param="input.0")) == {
+        "error": {"message": "why", "type": "invalid_request_error", "param": "input.0", "code": "not_found"}
     }
     assert json.loads(dialect.error(429, "why"))["error"]["type"] == "rate_limit_error"
-    event = read_event(dialect.error_event(503, "why", code="store_busy"))
-    assert event == {"type": "error", "sequence_number": 0, "code": "store_busy", "message": "why", "param": None}
+    reader = ResponsesReader()
+    for _ in range(2):
+        reader.event(Event(b"data: {}\n\n", b"{}", b"response.output_text.delta"))
+    event = read_event(reader.fail(503, "why", code="store_busy"))
+    assert event == {"type": "error", "sequence_number": 2, "code": "store_busy", "message": "why", "param": None}

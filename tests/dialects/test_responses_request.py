@@ -375,7 +375,7 @@ def test_parameters():
         "stream_options": {"include_usage": True},
     }
     state = translation.state
-    assert (state.sealed_reasoning, state.summaries, state.logprobs, state.store) == (True, True, True, False)
+    assert (state.sealed_reasoning, state.summaries, state.logprobs, state.history) == (True, True, True, None)
 
 
 def test_hosted_items_are_left_out_and_noted():

@@ -161,7 +161,7 @@ class HostedGateway(RunningGateway):
         self._host = host
         made = make_options(engine, path, **options)
         self.store = open_store(made.store, synchronous="NORMAL")
-        self._app = Gateway(made, self.store, load_dialects(made.dialects))
+        self._app = Gateway(made, self.store, load_dialects(made.dialects, made.upstream_dialects))
         self._at(host.port)
 
     def __enter__(self) -> Self:

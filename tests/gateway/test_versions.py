@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from fakes.engine import Answer, chunk, stream
+from fakes.engine import chunk, stream
 from fakes.gateway import CHAT, MESSAGES, wait_for
 from outrider.errors import EngineError, SetupError
 from outrider.gateway.client import GatewayClient
-from outrider.types import CallState, Mode
+from outrider.types import Mode
 
 
 def hold(engine):
@@ -101,16 +101,17 @@ def test_a_call_that_waits_too_long_gets_503_and_retry_after(engine, start):
         assert gateway.chat(key).status == 200
 
 
-def test_a_client_that_left_during_the_pause_is_not_sent_on_for_long(engine, gateway):
+def test_a_client_that_leaves_during_the_pause_is_noticed_at_once(engine, gateway):
     key = gateway.open()
     gateway.client.pause(1.0)
     raw = gateway.open_socket(f"/s/{key}{CHAT}", {"messages": MESSAGES})
     time.sleep(0.1)
     raw.close()
-    engine.answers.append(Answer(delay_s=60))
+    wait_for(lambda: gateway.client.stats()["refused"] == {"client_gone": 1})
     gateway.client.resume(1)
-    assert gateway.call().state is CallState.CANCELLED
     assert gateway.client.pause(30.0) == 0
+    assert engine.received == []
+    assert gateway.store.calls_after(0) == []
 
 
 # -- the admin side ----------------------------------------------------------------------------------------------------

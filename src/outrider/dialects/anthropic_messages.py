@@ -8,13 +8,12 @@ from outrider.dialects import openai_wire as wire
 from outrider.dialects.anthropic_native import MessagesReader
 from outrider.dialects.anthropic_reply import MessagesStream, error_body, from_chat, upstream_error
 from outrider.dialects.anthropic_request import count_to_chat, to_chat
-from outrider.dialects.translate import LateSystem, sse
+from outrider.dialects.translate import CHAT_PATH, LateSystem
 from outrider.dialects.translate_dialect import TranslatedReader, TranslatedRequest, prepare_native, prepare_translated
 from outrider.dialects.translate_errors import OVERFLOW_CODE, UpstreamProblem, anthropic_wording, read_error
-from outrider.protocols import ReplyReader, UpstreamRequest, WireRequest
+from outrider.protocols import ErrorReply, ReplyReader, UpstreamRequest, WireRequest
 from outrider.types import Json
 
-COUNT_PATH = "/v1/messages/count_tokens"
 _NAMES = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens"}
 
 
@@ -44,19 +43,22 @@ class AnthropicMessages:
 
     name = "anthropic_messages"
     routes = ("/v1/messages",)
+    count_route = "/v1/messages/count_tokens"
 
     def __init__(self, *, native: bool = False, late_system: LateSystem = "system") -> None:
-        self._native = native
+        self.translated = not native
         self._late_system: LateSystem = late_system
 
     def parse(self, body: bytes) -> WireRequest:
         return wire.parse_request(body, _request)
 
-    def prepare(self, request: WireRequest, *, overrides: Json, tokens: bool) -> UpstreamRequest:
-        if self._native:
-            return prepare_native(request, overrides=overrides, names=_NAMES)
+    def prepare(
+        self, request: WireRequest, *, overrides: Json, tokens: bool, model: str = "", owner: str = ""
+    ) -> UpstreamRequest:
+        if not self.translated:
+            return prepare_native(request, overrides=overrides, model=model, names=_NAMES)
         translation = to_chat(_fields(request), late_system=self._late_system)
-        return prepare_translated(translation, overrides=overrides, tokens=tokens)
+        return prepare_translated(translation, overrides=overrides, tokens=tokens, model=model)
 
     def reader(self, request: UpstreamRequest) -> ReplyReader:
         if not isinstance(request, TranslatedRequest):
@@ -65,22 +67,30 @@ class AnthropicMessages:
         stream = MessagesStream(state, prompt_tokens=request.prompt_tokens)
         return TranslatedReader(request, stream, lambda response: from_chat(response, state), upstream_error)
 
-    def error(self, status: int, message: str, *, code: str | None = None) -> bytes:
+    def error(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
         return _encode(_error(status, message, code))
 
-    def error_event(self, status: int, message: str, *, code: str | None = None) -> bytes:
-        return sse(_error(status, message, code))
+    # -- protocols.TokenCounter: an upstream that speaks chat only counts by answering with one token ------------------
 
-    # -- count_tokens: an upstream that speaks chat only counts by answering with one token ---------------------------
+    def count_request(self, body: bytes, *, model: str = "") -> UpstreamRequest:
+        asked = count_to_chat(_fields(self.parse(body)), late_system=self._late_system).request
+        asked |= {"max_tokens": 1} | ({"model": model} if model else {})
+        return UpstreamRequest(body=_encode(asked), sampling={}, path=CHAT_PATH)
 
-    def count_request(self, body: bytes) -> bytes:
-        """The chat request that tells how many tokens the body of a `COUNT_PATH` call has. Raises `RequestError`."""
-        translation = count_to_chat(_fields(self.parse(body)), late_system=self._late_system)
-        return _encode({**translation.request, "max_tokens": 1})
+    def count_reply(self, status: int, body: bytes) -> ErrorReply:
+        if status == 200:
+            try:
+                return ErrorReply(200, _count(_counted.decode(body).usage.prompt_tokens))
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                status, body = 502, self.error(502, f"Upstream: it does not tell the number of tokens: {error}")
+        problem = read_error(status, body)
+        if problem.overflow is not None and problem.overflow.prompt is not None:
+            return ErrorReply(200, _count(problem.overflow.prompt))  # too long to be answered is no reason not to count
+        return ErrorReply(problem.status, _encode(upstream_error(problem)))
 
-    def count_reply(self, body: bytes) -> bytes:
-        """The answer to the client, from the answer to `count_request`. Raises `msgspec.MsgspecError`."""
-        return _encode({"input_tokens": _counted.decode(body).usage.prompt_tokens})
+
+def _count(tokens: int) -> bytes:
+    return _encode({"input_tokens": tokens})
 
 
 def _fields(request: WireRequest) -> Json:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from outrider.protocols import Event, ReplyTokens, SampledChoice
+from outrider.dialects.anthropic_reply import error_body
+from outrider.dialects.translate import sse
+from outrider.protocols import ErrorReply, Event, ReplyTokens, SampledChoice
 from outrider.types import Usage
 
 
@@ -79,6 +81,15 @@ class MessagesReader:
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 self._problem = self._problem or f"an event is not valid: {error}"
         return event.raw
+
+    def end(self) -> bytes:
+        return b""
+
+    def fail(self, status: int, message: str, *, code: str | None = None) -> bytes:
+        return sse(error_body(status, message))
+
+    def error_body(self, status: int, body: bytes) -> ErrorReply:
+        return ErrorReply(status, body)
 
     def result(self) -> ReplyTokens:
         choices = (SampledChoice(index=0, finish_reason=self._stop_reason),) if self._begun else ()

@@ -118,6 +118,10 @@ class MessagesStream:
         self.failure = message
         return [sse(error_body(status, message))]
 
+    def refuse(self, problem: UpstreamProblem) -> list[bytes]:
+        """Nothing: clients look at the status."""
+        return []
+
     def _send(self, steps: list[Step], *, last: bool = False) -> list[bytes]:
         events = [event for step in steps for event in self._events(step)]
         if self._started:

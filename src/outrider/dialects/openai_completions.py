@@ -38,21 +38,21 @@ class OpenAICompletions:
 
     name = "openai_completions"
     routes = ("/v1/completions",)
+    translated = False
 
     def parse(self, body: bytes) -> WireRequest:
         return wire.parse_request(body, _request)
 
-    def prepare(self, request: WireRequest, *, overrides: Json, tokens: bool) -> UpstreamRequest:
-        return wire.prepare_request(request, overrides=overrides, tokens=tokens, logprobs=_wanted_logprobs)
+    def prepare(
+        self, request: WireRequest, *, overrides: Json, tokens: bool, model: str = "", owner: str = ""
+    ) -> UpstreamRequest:
+        return wire.prepare_request(request, overrides=overrides, tokens=tokens, model=model, logprobs=_wanted_logprobs)
 
     def reader(self, request: UpstreamRequest) -> wire.OpenAIReader:
-        return wire.OpenAIReader(request.hidden, _reply, _entries)
+        return wire.OpenAIReader(request, _reply, _entries)
 
-    def error(self, status: int, message: str, *, code: str | None = None) -> bytes:
-        return wire.error_body(status, message, code=code)
-
-    def error_event(self, status: int, message: str, *, code: str | None = None) -> bytes:
-        return wire.error_event(status, message, code=code)
+    def error(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
+        return wire.error_body(status, message, code=code, param=param)
 
 
 def _wanted_logprobs(fields: Mapping[str, msgspec.Raw]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from outrider.dialects import openai_wire as wire
-from outrider.dialects.openai_responses_history import RecentResponses, ResponseHistory
+from outrider.dialects.openai_responses_history import RecentResponses
 from outrider.dialects.openai_responses_native import ResponsesReader
 from outrider.dialects.openai_responses_reply import (
     ResponsesStream,
@@ -15,7 +15,7 @@ from outrider.dialects.openai_responses_reply import (
     upstream_error,
 )
 from outrider.dialects.openai_responses_request import ResponsesState, to_chat
-from outrider.dialects.translate import LateSystem, sse
+from outrider.dialects.translate import LateSystem
 from outrider.dialects.translate_dialect import TranslatedReader, TranslatedRequest, prepare_native, prepare_translated
 from outrider.protocols import ReplyReader, UpstreamRequest, WireRequest
 from outrider.types import Json
@@ -35,28 +35,30 @@ class OpenAIResponses:
     """Satisfies `protocols.Dialect`.
 
     By default the upstream is taken to speak chat completions only; `native` says that it speaks Responses itself, and
-    then bytes pass through. `history` answers ``previous_response_id``; by default it is this process's memory.
+    then bytes pass through. `history` answers ``previous_response_id``; by default it is a memory of this object's own.
     """
 
     name = "openai_responses"
     routes = ("/v1/responses",)
 
     def __init__(
-        self, *, native: bool = False, history: ResponseHistory | None = None, late_system: LateSystem = "system"
+        self, *, native: bool = False, history: RecentResponses | None = None, late_system: LateSystem = "system"
     ) -> None:
-        self._native = native
-        self._history = RecentResponses().of("") if history is None else history
+        self.translated = not native
+        self._history = RecentResponses() if history is None else history
         self._late_system: LateSystem = late_system
 
     def parse(self, body: bytes) -> WireRequest:
         return wire.parse_request(body, _request)
 
-    def prepare(self, request: WireRequest, *, overrides: Json, tokens: bool) -> UpstreamRequest:
-        if self._native:
-            return prepare_native(request, overrides=overrides, names=_NAMES)
+    def prepare(
+        self, request: WireRequest, *, overrides: Json, tokens: bool, model: str = "", owner: str = ""
+    ) -> UpstreamRequest:
+        if not self.translated:
+            return prepare_native(request, overrides=overrides, model=model, names=_NAMES)
         fields = {name: msgspec.json.decode(raw) for name, raw in request.fields.items()}
-        translation = to_chat(fields, history=self._history, late_system=self._late_system)
-        return prepare_translated(translation, overrides=overrides, tokens=tokens)
+        translation = to_chat(fields, history=self._history.of(owner), late_system=self._late_system)
+        return prepare_translated(translation, overrides=overrides, tokens=tokens, model=model)
 
     def reader(self, request: UpstreamRequest) -> ReplyReader:
         if not isinstance(request, TranslatedRequest):
@@ -64,8 +66,8 @@ class OpenAIResponses:
         state: ResponsesState = request.translation.state
 
         def keep(response: Json) -> None:
-            if state.store:
-                self._history.keep(state.id, conversation(state, response))
+            if state.history is not None:
+                state.history.keep(state.id, conversation(state, response))
 
         def whole(reply: Json) -> Json:
             response = from_chat(reply, state)
@@ -74,10 +76,5 @@ class OpenAIResponses:
 
         return TranslatedReader(request, ResponsesStream(state, on_response=keep), whole, upstream_error)
 
-    def error(self, status: int, message: str, *, code: str | None = None) -> bytes:
-        return _encode(error_body(status, message, code=code))
-
-    def error_event(self, status: int, message: str, *, code: str | None = None) -> bytes:
-        """For a stream that has not begun: `TranslatedReader.fail` goes on with one that has."""
-        event = {"type": "error", "sequence_number": 0, "code": code or str(status), "message": message, "param": None}
-        return sse(event)
+    def error(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
+        return _encode(error_body(status, message, code=code, param=param))

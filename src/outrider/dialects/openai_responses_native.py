@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from outrider.protocols import Event, ReplyTokens, SampledChoice
+from outrider.dialects.translate import sse
+from outrider.protocols import ErrorReply, Event, ReplyTokens, SampledChoice
 from outrider.types import Usage
 
 
@@ -46,6 +47,7 @@ class ResponsesReader:
         self._status: str | None = None
         self._usage: _Usage | None = None
         self._problem = ""
+        self._events = 0  # numbered from 0 in this protocol, without a gap
 
     @property
     def finished(self) -> bool:
@@ -59,7 +61,10 @@ class ResponsesReader:
         return body
 
     def event(self, event: Event) -> bytes:
-        if not event.data or event.name.endswith(_SKIPPED):
+        if not event.data:
+            return event.raw
+        self._events += 1
+        if event.name.endswith(_SKIPPED):
             return event.raw
         try:
             found = _event.decode(event.data)
@@ -73,6 +78,23 @@ class ResponsesReader:
             self.terminal = True
             self._take(found.response)
         return event.raw
+
+    def end(self) -> bytes:
+        return b""
+
+    def fail(self, status: int, message: str, *, code: str | None = None) -> bytes:
+        return sse(
+            {
+                "type": "error",
+                "sequence_number": self._events,
+                "code": code or str(status),
+                "message": message,
+                "param": None,
+            }
+        )
+
+    def error_body(self, status: int, body: bytes) -> ErrorReply:
+        return ErrorReply(status, body)
 
     def result(self) -> ReplyTokens:
         choices = (SampledChoice(index=0, finish_reason=self._status),) if self._status is not None else ()

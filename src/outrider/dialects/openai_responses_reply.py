@@ -8,7 +8,7 @@ from typing import Any
 from outrider.dialects.openai_responses_request import ResponsesState
 from outrider.dialects.openai_responses_tools import custom_input
 from outrider.dialects.translate import sse
-from outrider.dialects.translate_errors import UpstreamProblem, openai_wording
+from outrider.dialects.translate_errors import OVERFLOW_CODE, UpstreamProblem, openai_wording
 from outrider.dialects.translate_reasoning import seal
 from outrider.dialects.translate_stream import Act, Block, ChatAnswer, Kind, Piece, Step
 from outrider.errors import EngineError
@@ -111,6 +111,21 @@ class ResponsesStream:
         response = _response(self._answer, self._state, "failed", self._items)
         response["error"] = {"code": code or ERROR_CODES.get(status, "server_error"), "message": message}
         return [*events, self._event("failed", response=response)]
+
+    def refuse(self, problem: UpstreamProblem) -> list[bytes]:
+        """The events for a prompt that is too long; nothing for other problems, nor where no stream was asked for.
+
+        As OpenAI does it: such a stream begins, tells of the error and fails. Codex makes its context shorter after
+        these events alone, and gives up on an answer with status 400.
+        """
+        if problem.overflow is None or not self._state.stream:
+            return []
+        error = error_body(problem.status, openai_wording(problem), code=OVERFLOW_CODE, param="input")["error"]
+        fields = {name: error[name] for name in ("code", "message", "param")}
+        begun = self.start()
+        told = sse({"type": "error", "sequence_number": self._sequence, **fields, "error": error})
+        self._sequence += 1
+        return [*begun, told, *self.fail(error["message"], status=problem.status, code=OVERFLOW_CODE)]
 
     # -- events ----------------------------------------------------------------------------------------------------
 

@@ -74,8 +74,8 @@ class ResponsesState:
     """What the response repeats of the request."""
     items: tuple[Json, ...] = ()
     """The conversation up to this answer, as input items."""
-    store: bool = True
-    """The client may name this answer in a later request."""
+    history: ResponseHistory | None = None
+    """Where the answer is kept, for a later request that names it; None where it is not to be."""
 
 
 def to_chat(
@@ -127,7 +127,7 @@ def to_chat(
         logprobs="logprobs" in request,
         echo={name: default if body.get(name) is None else body[name] for name, default in ECHOED.items()},
         items=tuple(items),
-        store=body.get("store") is not False,
+        history=history if body.get("store") is not False else None,
     )
     return ChatTranslation(request=request, state=state, notes=tuple(notes))
 

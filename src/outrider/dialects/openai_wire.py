@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from outrider.errors import RequestError
-from outrider.protocols import Event, ReplyTokens, SampledChoice, UpstreamRequest, WireRequest
+from outrider.protocols import ErrorReply, Event, ReplyTokens, SampledChoice, UpstreamRequest, WireRequest
 from outrider.types import Json, Usage
 
 T = TypeVar("T")
@@ -77,13 +77,21 @@ def parse_request(body: bytes, head: msgspec.json.Decoder[Any]) -> WireRequest:
 
 
 def prepare_request(
-    request: WireRequest, *, overrides: Json, tokens: bool, logprobs: Callable[[Mapping[str, msgspec.Raw]], Any]
+    request: WireRequest,
+    *,
+    overrides: Json,
+    tokens: bool,
+    model: str,
+    logprobs: Callable[[Mapping[str, msgspec.Raw]], Any],
 ) -> UpstreamRequest:
     """`logprobs` gives the value of that field to set, or None where the agent asked for log-probs itself."""
-    if not tokens and not overrides:
+    renamed = bool(model) and model != request.model
+    if not tokens and not overrides and not renamed:
         return UpstreamRequest(body=request.body, sampling=request.sampling)
     fields: dict[str, Any] = dict(request.fields)
     sampling = dict(request.sampling)
+    if renamed:
+        fields["model"] = model
     for name, value in overrides.items():
         alias = ALIASES.get(name)
         if alias is not None and alias not in overrides:
@@ -104,7 +112,12 @@ def prepare_request(
             if options.get("include_usage") is not True:
                 fields["stream_options"] = options | {"include_usage": True}
                 hidden.add(USAGE)
-    return UpstreamRequest(body=_encode(fields), sampling=sampling, hidden=frozenset(hidden))
+    return UpstreamRequest(
+        body=_encode(fields),
+        sampling=sampling,
+        hidden=frozenset(hidden),
+        model=request.model if renamed else "",
+    )
 
 
 def _is_true(raw: msgspec.Raw | None) -> bool:
@@ -118,9 +131,9 @@ def _decode_or_none(raw: msgspec.Raw | None) -> Any:
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-def error_body(status: int, message: str, *, code: str | None = None) -> bytes:
+def error_body(status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
     kind = ERROR_TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
-    return _encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
+    return _encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 def error_event(status: int, message: str, *, code: str | None = None) -> bytes:
@@ -180,11 +193,12 @@ class OpenAIReader:
 
     def __init__(
         self,
-        hidden: frozenset[str],
+        request: UpstreamRequest,
         reply: msgspec.json.Decoder[Any],
         entries: Callable[[Any], tuple[list[float | None], Ids]],
     ) -> None:
-        self._hidden = hidden
+        self._hidden = request.hidden
+        self._model = msgspec.Raw(_encode(request.model)) if request.model else None
         self._reply = reply
         self._entries = entries
         self._choices: dict[int, _Tally] = {}
@@ -200,7 +214,7 @@ class OpenAIReader:
 
     def body(self, body: bytes) -> bytes:
         self._take(body)
-        return self._hide(body) if self._hidden and self._choices else body
+        return self._shown(body) if self._choices else body
 
     def event(self, event: Event) -> bytes:
         data = event.data
@@ -210,17 +224,22 @@ class OpenAIReader:
         if not data:
             return event.raw
         had_choices, had_usage = self._take(data)
-        if not self._hidden:
-            return event.raw
         if had_usage and not had_choices and USAGE in self._hidden:
             return b""
-        if not had_choices and b"token_ids" not in data:
-            return event.raw
-        shown = self._hide(data)
+        shown = self._shown(data)
         if shown is data:
             return event.raw
         name = b"event: " + event.name + b"\n" if event.name else b""
         return name + b"data: " + shown + b"\n\n"
+
+    def end(self) -> bytes:
+        return b""
+
+    def fail(self, status: int, message: str, *, code: str | None = None) -> bytes:
+        return error_event(status, message, code=code)
+
+    def error_body(self, status: int, body: bytes) -> ErrorReply:
+        return ErrorReply(status, body)
 
     def result(self) -> ReplyTokens:
         choices = []
@@ -306,14 +325,19 @@ class OpenAIReader:
                     tally.finish_reason = choice["finish_reason"]
         return bool(choices)
 
-    def _hide(self, data: bytes) -> bytes:
-        """`data` without what only the gateway asked for; the same object where it holds none of it."""
+    def _shown(self, data: bytes) -> bytes:
+        """`data` as the agent gets it: without what only the gateway asked for, and under the agent's own name of the
+        model. The same object where that changes nothing."""
+        model = self._model
         ids, logprobs = TOKEN_IDS in self._hidden, LOGPROBS in self._hidden
-        if not (ids and b"token_ids" in data) and not (logprobs and b'"logprobs"' in data):
+        if model is None and not (ids and b"token_ids" in data) and not (logprobs and b'"logprobs"' in data):
             return data
         try:
             fields: dict[str, Any] = dict(_fields.decode(data))
             changed = ids and fields.pop("prompt_token_ids", None) is not None
+            if model is not None and fields.get("model", model) != model:
+                fields["model"] = model
+                changed = True
             if "choices" in fields:
                 choices = _choice_fields.decode(fields["choices"])
                 for choice in choices:

@@ -13,7 +13,7 @@ from outrider.dialects.openai_chat import OpenAIChat
 from outrider.dialects.translate import CHAT_PATH, ChatTranslation, rough_tokens
 from outrider.dialects.translate_errors import UpstreamProblem, read_error
 from outrider.errors import EngineError
-from outrider.protocols import Event, ReplyTokens, UpstreamRequest, WireRequest
+from outrider.protocols import ErrorReply, Event, ReplyTokens, UpstreamRequest, WireRequest
 from outrider.types import Json
 
 _chat = OpenAIChat()
@@ -26,7 +26,6 @@ class TranslatedRequest(UpstreamRequest):
     """A chat request in place of the client's own."""
 
     path: str = CHAT_PATH
-    """Where it goes, in place of the path that the client asked for."""
     translation: ChatTranslation[Any]
     prompt_tokens: int | None = None
     """About how many; None where the upstream says so with the first chunk."""
@@ -44,10 +43,15 @@ class Translator(Protocol):
 
     def fail(self, message: str, *, status: int = 500, code: str | None = None) -> list[bytes]: ...
 
+    def refuse(self, problem: UpstreamProblem) -> list[bytes]:
+        """A stream that tells of an upstream's error, where clients look for that one there; else nothing."""
 
-def prepare_translated(translation: ChatTranslation[Any], *, overrides: Json, tokens: bool) -> TranslatedRequest:
-    """`overrides` and `tokens` as in `protocols.Dialect.prepare`, in the words of chat completions."""
-    chat = _chat.prepare(_chat.parse(_encode(translation.request)), overrides=overrides, tokens=tokens)
+
+def prepare_translated(
+    translation: ChatTranslation[Any], *, overrides: Json, tokens: bool, model: str
+) -> TranslatedRequest:
+    """As `protocols.Dialect.prepare`, in the words of chat completions."""
+    chat = _chat.prepare(_chat.parse(_encode(translation.request)), overrides=overrides, tokens=tokens, model=model)
     return TranslatedRequest(
         body=chat.body,
         sampling=chat.sampling,
@@ -57,19 +61,21 @@ def prepare_translated(translation: ChatTranslation[Any], *, overrides: Json, to
     )
 
 
-def prepare_native(request: WireRequest, *, overrides: Json, names: dict[str, str]) -> UpstreamRequest:
-    """For an upstream that speaks the client's dialect. `names` has its words for chat's sampling parameters."""
-    if not overrides:
+def prepare_native(request: WireRequest, *, overrides: Json, model: str, names: dict[str, str]) -> UpstreamRequest:
+    """For an upstream that speaks the client's dialect. `names` has its words for chat's sampling parameters.
+
+    With a `model` of ours, the reply carries that name: its bytes pass through.
+    """
+    if not overrides and model in ("", request.model):
         return UpstreamRequest(body=request.body, sampling=request.sampling)
-    renamed = {names.get(name, name): value for name, value in overrides.items()}
-    return UpstreamRequest(body=_encode({**request.fields, **renamed}), sampling={**request.sampling, **overrides})
+    changed: Json = {names.get(name, name): value for name, value in overrides.items()}
+    if model:
+        changed["model"] = model
+    return UpstreamRequest(body=_encode({**request.fields, **changed}), sampling={**request.sampling, **overrides})
 
 
 class TranslatedReader:
-    """Satisfies `protocols.ReplyReader`: reads chat replies for their tokens, and shows the agent its own protocol.
-
-    The relay needs three things more than of other readers: `error_body`, `end` and `fail`.
-    """
+    """Satisfies `protocols.ReplyReader`: reads chat replies for their tokens, and shows the agent its own protocol."""
 
     def __init__(
         self,
@@ -106,10 +112,12 @@ class TranslatedReader:
             problem = UpstreamProblem(status=502, message=f"Upstream: {error}")
             return _encode(self._upstream_error(problem))
 
-    def error_body(self, status: int, body: bytes) -> tuple[int, bytes]:
-        """Status and body for the agent where the upstream answered with an error."""
+    def error_body(self, status: int, body: bytes) -> ErrorReply:
         problem = read_error(status, body)
-        return problem.status, _encode(self._upstream_error(problem))
+        events = b"".join(self._translator.refuse(problem))
+        if events:
+            return ErrorReply(200, events, streamed=True)
+        return ErrorReply(problem.status, _encode(self._upstream_error(problem)))
 
     def event(self, event: Event) -> bytes:
         self._tokens.event(event)
@@ -124,11 +132,9 @@ class TranslatedReader:
         return b"".join(self._translator.feed(chunk))
 
     def end(self) -> bytes:
-        """What is still owed to the agent when the upstream's stream has ended."""
         return b"".join(self._translator.finish())
 
     def fail(self, status: int, message: str, *, code: str | None = None) -> bytes:
-        """An error event that fits what was sent so far; empty where the answer was ended already."""
         return b"".join(self._translator.fail(message, status=status, code=code))
 
     def result(self) -> ReplyTokens:

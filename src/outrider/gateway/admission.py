@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from outrider.errors import RequestError
+from outrider.gateway.exchange import Exchange
 
 VERSION_KEY = "policy_version"
 
@@ -37,16 +38,19 @@ class Admission:
     def paused(self) -> bool:
         return not self._open.is_set()
 
-    async def enter(self) -> None:
-        """Wait until calls are admitted. Raises `Refused` after `wait_s`; else `leave` must follow."""
-        if self.paused:
-            try:
-                async with asyncio.timeout(self._wait_s):
-                    await self._open.wait()
-            except TimeoutError:
-                raise Refused("New weights are being loaded; try again.", code="paused", retry_after_s=1) from None
+    async def enter(self, exchange: Exchange) -> None:
+        """Wait until calls are admitted; `leave` must follow. Raises `Refused` after `wait_s`, and `ClientGone`."""
+        while self.paused:
+            await exchange.unless_gone(self._wait())
         self.in_flight += 1
         self._idle.clear()
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._open.wait()
+        except TimeoutError:
+            raise Refused("New weights are being loaded; try again.", code="paused", retry_after_s=1) from None
 
     def leave(self) -> None:
         self.in_flight -= 1

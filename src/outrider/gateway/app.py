@@ -32,7 +32,7 @@ class GatewayServer:
     """A bound, not yet serving gateway. `run` blocks until `stop` is called, a signal comes or the parent has gone."""
 
     def __init__(self, options: GatewayOptions) -> None:
-        dialects = load_dialects(options.dialects)
+        dialects = load_dialects(options.dialects, options.upstream_dialects)
         self._socket = _bind(options.host, options.port)
         try:
             self.store = open_store(options.store, synchronous=options.store_synchronous)

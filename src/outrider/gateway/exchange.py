@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
 from typing import Any
 
 from outrider.errors import RequestError
@@ -49,7 +49,7 @@ class Exchange:
         self.gone = False
         self._receive = receive
         self._send = send
-        self._on_gone: Callable[[], None] | None = None
+        self._on_gone: Callable[[], object] | None = None
         self._watcher: asyncio.Task[None] | None = None
 
     def header(self, name: bytes) -> bytes | None:
@@ -98,6 +98,23 @@ class Exchange:
         self._on_gone = None
         if self._watcher is not None:
             self._watcher.cancel()
+
+    async def unless_gone(self, waiting: Coroutine[None, None, None]) -> None:
+        """Wait for something else than the upstream, between `watch` and `unwatch`. Raises `ClientGone` at once when
+        the agent closes its connection."""
+        task = asyncio.ensure_future(waiting)
+        otherwise = self._on_gone
+        self._on_gone = task.cancel
+        try:
+            if self.gone:
+                task.cancel()
+            await task
+        except asyncio.CancelledError:
+            if self.gone:
+                raise ClientGone from None
+            raise
+        finally:
+            self._on_gone = otherwise
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

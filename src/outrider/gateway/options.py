@@ -35,6 +35,11 @@ class GatewayOptions:
     store_synchronous: Literal["FULL", "NORMAL"] = "FULL"
     dialects: tuple[str, ...] = tuple(BUILTIN["dialect"])
     """Dialect plug-ins; the first one words errors of routes that belong to none."""
+    upstream_dialects: tuple[str, ...] = ("openai_chat", "openai_completions")
+    """Those that the upstream speaks itself. Others are translated to chat completions."""
+    model: str = ""
+    """The policy's name upstream: calls that are trained on or evaluated go there under it; empty keeps the name that
+    the agent gave."""
     parent_pid: int = 0
     """End when this process has gone; 0 for never."""
 
@@ -47,8 +52,16 @@ def open_store(url: str, *, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> 
     return store
 
 
-def load_dialects(names: Sequence[str]) -> list[Dialect]:
-    """Raises `ConfigError`."""
+def load_dialects(names: Sequence[str], upstream: Sequence[str]) -> list[Dialect]:
+    """The dialects `names`, to be translated where the upstream does not speak them. Raises `ConfigError`."""
     if not names:
         raise ConfigError("dialects: name at least one.")
-    return [resolve("dialect", name, field="dialects")() for name in names]
+    for name in upstream:
+        if name not in names:
+            raise ConfigError(f"upstream_dialects: {name!r} is none of the gateway's dialects ({', '.join(names)}).")
+    found: list[Dialect] = []
+    for name in names:
+        make = resolve("dialect", name, field="dialects")
+        dialect: Dialect = make()
+        found.append(make(native=True) if dialect.translated and name in upstream else dialect)
+    return found

@@ -12,22 +12,26 @@ from outrider.types import Call, CallState
 
 
 class CallRecord:
-    """Filled in as the call goes on; `finish` makes the `Call` of it."""
+    """Filled in as the call goes on, from `begin` on; `finish` makes the `Call` of it."""
 
-    def __init__(
-        self, *, dialect: Dialect, access: Access, request: WireRequest, prepared: UpstreamRequest, version: int | None
-    ) -> None:
+    def __init__(self, *, dialect: Dialect, access: Access, request: WireRequest, prepared: UpstreamRequest) -> None:
         self.dialect = dialect
         self.access = access
         self.prepared = prepared
         self.reader = dialect.reader(prepared)
-        self.version_start = version
         self.state = CallState.COMPLETE
         self.status = 200
         self.response = b""
         self.error = ""
         self.first_token_s: float | None = None
         self._request = request
+        self._version_start: int | None = None
+        self._started_at = 0.0
+        self._began = 0.0
+
+    def begin(self, *, version: int | None) -> None:
+        """It goes upstream now, under this policy version."""
+        self._version_start = version
         self._started_at = time.time()
         self._began = time.monotonic()
 
@@ -64,7 +68,7 @@ class CallRecord:
             fidelity=captured.fidelity,
             fidelity_reason=captured.reason,
             sampling=self.prepared.sampling,
-            version_start=self.version_start,
+            version_start=self._version_start,
             version_end=version,
             started_at=self._started_at,
             duration_s=time.monotonic() - self._began,

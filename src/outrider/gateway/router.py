@@ -3,6 +3,7 @@
 POST /s/<attempt key>/v1/…    a model endpoint, keyed by the path
 POST /v1/…                    the same with the key as API key; without one, under the gateway's own mode
 GET  /v1/models               the upstream's
+HEAD /                        200
 GET  /health                  200 when calls are served
      /admin/…                 the trainer (see `admin`)
 """
@@ -22,9 +23,9 @@ from outrider.gateway.counters import Counters
 from outrider.gateway.exchange import JSON_TYPE, ClientGone, Exchange, Receive, Scope, Send
 from outrider.gateway.options import GatewayOptions
 from outrider.gateway.relay import Relay
-from outrider.gateway.sessions import Access, Sessions
+from outrider.gateway.sessions import Sessions
 from outrider.gateway.upstream import Upstream
-from outrider.protocols import Dialect, Store
+from outrider.protocols import Dialect, Store, TokenCounter
 from outrider.types import Mode
 
 log = logging.getLogger("outrider.gateway")
@@ -37,6 +38,9 @@ class Gateway:
 
     def __init__(self, options: GatewayOptions, store: Store, dialects: Sequence[Dialect]) -> None:
         self._routes = {route.encode(): dialect for dialect in dialects for route in dialect.routes}
+        self._count_routes = {
+            dialect.count_route.encode(): dialect for dialect in dialects if isinstance(dialect, TokenCounter)
+        }
         self._default = dialects[0]
         self._counters = Counters()
         version = store.value(VERSION_KEY)
@@ -46,14 +50,16 @@ class Gateway:
         self._admin = Admin(options.admin_key, admission, store, self._counters)
         self._admission = admission
         max_body_bytes = int(options.max_body_mb * (1 << 20))
-        self._relay = Relay(self._upstream, store, admission, self._counters, max_body_bytes=max_body_bytes)
+        self._relay = Relay(
+            self._upstream, store, admission, self._counters, max_body_bytes=max_body_bytes, model=options.model
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
         dialect = self._default
         try:
             key, target = _split_key(exchange.path)
-            dialect = self._routes.get(target, dialect)
+            dialect = self._routes.get(target) or self._count_routes.get(target) or dialect
             await self._handle(exchange, key, target, dialect)
         except ClientGone:
             self._counters.refused("client_gone")
@@ -74,21 +80,32 @@ class Gateway:
         elif key is None and target.startswith(b"/admin/"):
             await self._admin.handle(exchange)
         elif target.startswith(b"/v1/"):
-            await self._model_route(exchange, self._sessions.access(exchange, key), target, dialect)
+            await self._model_route(exchange, key, target, dialect)
+        elif exchange.method == "HEAD" and target in (b"", b"/"):
+            await exchange.respond(200, [], b"")  # Claude Code looks whether there is a server
         else:
             raise _not_found(exchange, target)
 
-    async def _model_route(self, exchange: Exchange, access: Access, target: bytes, dialect: Dialect) -> None:
+    async def _model_route(self, exchange: Exchange, key: str | None, target: bytes, dialect: Dialect) -> None:
+        routed = target in self._routes
+        if routed and exchange.method != "POST":
+            _refuse_method(exchange, target, keyed=key is not None or dialect.translated)
+        access = self._sessions.access(exchange, key)
+        counter = self._count_routes.get(target)
         full = target + b"?" + exchange.query if exchange.query else target
-        if target in self._routes:
-            if exchange.method == "POST" and access.mode is not Mode.PASSTHROUGH:
-                await self._relay.record(exchange, full, dialect, access)
-                return
-            if access.keyed and exchange.method != "POST":
-                raise RequestError(f"{target.decode('latin-1')} takes POST only.", status=405)
-        elif access.keyed and not (exchange.method == "GET" and _is_models(target)):
+        if routed and exchange.method == "POST" and (dialect.translated or access.mode is not Mode.PASSTHROUGH):
+            await self._relay.record(exchange, full, dialect, access)
+        elif counter is not None and exchange.method == "POST" and counter.translated:
+            await self._relay.count(exchange, counter, access)
+        elif access.keyed and not self._is_model_endpoint(exchange, target):
             raise _not_found(exchange, target)  # a key opens model endpoints, and nothing else of an engine
-        await self._relay.forward(exchange, full, dialect)
+        else:
+            await self._relay.forward(exchange, full, dialect)
+
+    def _is_model_endpoint(self, exchange: Exchange, target: bytes) -> bool:
+        if exchange.method == "POST":
+            return target in self._routes or target in self._count_routes
+        return exchange.method == "GET" and _is_models(target)
 
     async def _health(self, exchange: Exchange) -> None:
         state = {
@@ -106,7 +123,8 @@ class Gateway:
         headers = [JSON_TYPE]
         if isinstance(error, Refused):
             headers.append((b"retry-after", b"%d" % error.retry_after_s))
-        await exchange.respond(error.status, headers, dialect.error(error.status, str(error), code=error.code))
+        body = dialect.error(error.status, str(error), code=error.code, param=error.param)
+        await exchange.respond(error.status, headers, body)
 
 
 def _split_key(path: bytes) -> tuple[str | None, bytes]:
@@ -122,6 +140,15 @@ def _is_models(target: bytes) -> bool:
     if target == MODELS:
         return True
     return target.startswith(MODELS + b"/") and b".." not in unquote_to_bytes(target)
+
+
+def _refuse_method(exchange: Exchange, target: bytes, *, keyed: bool) -> None:
+    """Raises `RequestError` for a WebSocket, and with `keyed` for every other request that is no POST."""
+    if (exchange.header(b"upgrade") or b"").lower() == b"websocket":
+        # Codex takes this status as an invitation to POST at once; others make it try again and again.
+        raise RequestError("There is no WebSocket here; use POST.", status=426, code="websocket_not_supported")
+    if keyed:
+        raise RequestError(f"{target.decode('latin-1')} takes POST only.", status=405, code="method_not_allowed")
 
 
 def _not_found(exchange: Exchange, target: bytes) -> RequestError:

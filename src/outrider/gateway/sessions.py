@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 import uuid
@@ -29,6 +30,13 @@ class Access:
     overrides: Json = field(default_factory=dict)
     """Sampling parameters put over the agent's."""
     keyed: bool = False
+    owner: str = ""
+    """Who calls: the attempt, or whoever holds a provider key. Nobody sees another owner's earlier answers."""
+
+    @property
+    def ours(self) -> bool:
+        """The upstream samples from the policy, and tokens are kept."""
+        return self.mode in (Mode.TRAIN, Mode.EVAL)
 
 
 class Sessions:
@@ -50,34 +58,49 @@ class Sessions:
             raise RequestError("The attempt of this key has ended.", status=403, code="attempt_ended")
         if session.expires_at is not None and time.time() > session.expires_at:
             raise RequestError("The attempt key has expired.", status=401, code="key_expired")
-        return Access(mode=session.mode, attempt_id=session.attempt_id, overrides=session.sampling, keyed=True)
+        return Access(
+            mode=session.mode,
+            attempt_id=session.attempt_id,
+            overrides=session.sampling,
+            keyed=True,
+            owner=f"attempt:{session.attempt_id}",
+        )
 
     def _unkeyed(self, exchange: Exchange) -> Access:
         if self._mode in (Mode.TRAIN, Mode.EVAL):
             raise RequestError(
                 "This gateway takes calls with an attempt key only.", status=401, code="missing_attempt_key"
             )
+        owner = _owner(exchange)
         if self._mode is Mode.PASSTHROUGH:
-            return Access(mode=Mode.PASSTHROUGH)
+            return Access(mode=Mode.PASSTHROUGH, owner=owner)
         given = exchange.header(TRAJECTORY_HEADER)
         if given is not None and not _TRAJECTORY.fullmatch(given):
             raise RequestError("x-outrider-trajectory: up to 200 of A-Z a-z 0-9 . _ : / - are allowed.")
-        return Access(mode=self._mode, attempt_id=TRAJECTORY_PREFIX + (given.decode() if given else uuid.uuid4().hex))
+        attempt_id = TRAJECTORY_PREFIX + (given.decode() if given else uuid.uuid4().hex)
+        return Access(mode=self._mode, attempt_id=attempt_id, owner=owner)
 
 
 def is_attempt_key(value: bytes) -> bool:
     """True of a header value that holds one of our keys, which no upstream should see."""
-    return _token(value).startswith(PREFIX.encode())
+    return token_of(value).startswith(PREFIX.encode())
 
 
 def _attempt_key(exchange: Exchange) -> str | None:
     for name in (b"authorization", b"x-api-key"):
         value = exchange.header(name)
         if value is not None and is_attempt_key(value):
-            return _token(value).decode("latin-1")
+            return token_of(value).decode("latin-1")
     return None
 
 
-def _token(value: bytes) -> bytes:
+def _owner(exchange: Exchange) -> str:
+    """A hash of the caller's own key, so that nothing keeps the key itself."""
+    given = [exchange.header(name) or b"" for name in (b"authorization", b"x-api-key")]
+    return "key:" + hashlib.sha256(b"\0".join(map(token_of, given))).hexdigest()
+
+
+def token_of(value: bytes) -> bytes:
+    """The key in a header's value, with or without ``Bearer``."""
     scheme, _, rest = value.strip().partition(b" ")
     return rest.strip() if scheme.lower() == b"bearer" else value.strip()
