@@ -35,7 +35,7 @@ def executor(calc_agent):
 def run(executor, tmp_path):
     """Run the agent on `TASK` while the model gives `answers` in turn; returns the engine and how it ended."""
 
-    def run(*answers, fields=TASK.fields):
+    def run(*answers):
         with ScriptedEngine() as engine:
             engine.answers += [
                 answer if isinstance(answer, Answer) else json_answer(says(answer)) for answer in answers
@@ -43,8 +43,7 @@ def run(executor, tmp_path):
             env = {"OPENAI_BASE_URL": f"{engine.base_url}/v1", "OPENAI_API_KEY": "key", "OPENAI_MODEL": "policy"}
             workdir = tmp_path / "work"
             workdir.mkdir()
-            task = Task(id="t", fields=fields)
-            executor.start(Launch(attempt_id="a1", task=task, env=env, workdir=workdir))
+            executor.start(Launch(attempt_id="a1", task=TASK, env=env, workdir=workdir))
             (found,) = executor.poll(60)
             return engine.received, found
 
@@ -100,7 +99,7 @@ def test_a_call_that_makes_no_sense_ends_well_all_the_same(run):
 
 def test_an_upstream_that_fails_ends_badly(run):
     """Not graded as if the model had answered."""
-    _, found = run(*[json_answer({"error": {"message": "no"}}, status=400)])
+    _, found = run(json_answer({"error": {"message": "no"}}, status=400))
     assert found.exit_code == 1
     assert "BadRequestError" in found.stderr_tail
     assert found.stdout_tail == ""

@@ -10,8 +10,9 @@ import threading
 import psutil
 import pytest
 
-from executors.harness_bench import collect, fork_server, gone, one, read_pid, wait_until
+from executors.harness_bench import PATIENCE_S, collect, fork_server, gone, one, read_pid, wait_until
 from outrider.config import HarnessConfig
+from outrider.executors.forkserver import kill_group
 from outrider.executors.local import LocalExecutor
 from outrider.protocols import Executor
 
@@ -31,6 +32,12 @@ def test_a_program_that_is_no_python(bench):
     assert (found.timed_out, found.lost, found.not_found, found.cancelled) == (False, False, False, False)
     assert found.cpu_s is not None
     assert 0 < found.duration_s < 60
+
+
+def test_a_program_starts_with_the_usual_signals(bench):
+    """Python ignores SIGPIPE; inherited, that turns the quiet end of a pipeline into an error message."""
+    found = bench.run("sh", "-c", "yes | head -n 1")
+    assert (found.stdout_tail, found.stderr_tail) == ("y\n", "")
 
 
 def test_a_program_beside_the_run_file_and_its_files(bench):
@@ -130,8 +137,13 @@ def test_stop_kills_the_group(bench):
     executor.stop("a1")  # of one that has ended: harmless
 
 
+def test_a_child_without_a_group_of_its_own_yet_is_killed(bench):
+    with subprocess.Popen(["sleep", "600"]) as process:
+        kill_group(process.pid, signal.SIGKILL)
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
+
+
 def test_stop_at_once(bench):
-    """The kill may reach a child that has not yet made its process group."""
     executor = bench.executor("sleep", "600")
     for i in range(30):
         bench.start(executor, f"a{i}")
@@ -249,7 +261,8 @@ def test_killing_the_parent_kills_everything(bench):
     trainer = f"""
         from pathlib import Path
         from outrider.config import HarnessConfig
-        from outrider.executors.local import LocalExecutor
+        from outrider.executors.forkserver import kill_group
+from outrider.executors.local import LocalExecutor
         from outrider.protocols import Launch
         from outrider.types import Task
         root = Path({str(bench.root)!r})
