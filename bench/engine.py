@@ -70,7 +70,7 @@ class Server:
     def __init__(self, name: str, command: Sequence[str], port: int, model: str, log: Path) -> None:
         self.name, self.model, self.url = name, model, f"http://127.0.0.1:{port}"
         self._log = log.open("wb")
-        environment = {**os.environ, "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", "VLLM_CPU_KVCACHE_SPACE": "2", **os.environ}
         self._process = subprocess.Popen(
             command, stdout=self._log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )

@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from outrider.engines.embedded.model import Model
 from outrider.engines.embedded.requests import ApiError, Limits, Parsed, parse_body, parse_chat, parse_completion
@@ -27,7 +28,7 @@ from outrider.types import Json
 VERSION_HEADER = "x-outrider-policy-version"
 VERSION_END_HEADER = "x-outrider-policy-version-end"
 MAX_WAITING = 4096
-"""Requests that may be under way; one more is answered 503."""
+"""Requests that may wait for an answer to begin; one more is turned away with 503."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -108,20 +109,22 @@ class Service:
         wire = Wire(parsed, self._limits.model, self._vocabulary)
         self._open += 1
         self._scheduler.submit(job)
+        streaming = False
         try:
             # The first news decides the status, so a stream is not opened before its first token.
             first = await _unless_gone(request, news.get())
             if first is None:
-                return self._gone(job)
+                return _gone()
             headers = {VERSION_HEADER: str(_checked(first).version_start)}
             if parsed.stream:
-                stream = self._stream(job, news, first, wire)
-                return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+                events = self._stream(job, news, first, wire)
+                streaming = True
+                return _EventStream(events, headers, on_end=lambda: self._scheduler.cancel(job))
             updates = [_checked(first)]
             while len(updates) < len(job.sequences):
                 update = await _unless_gone(request, news.get())
                 if update is None:
-                    return self._gone(job)
+                    return _gone()
                 updates.append(_checked(update))
             updates.sort(key=lambda update: update.index)
             headers[VERSION_HEADER] = str(min(update.version_start for update in updates))
@@ -129,38 +132,31 @@ class Service:
             return _json(wire.plain(updates), headers=headers)
         finally:
             self._open -= 1
-            if not parsed.stream:
-                self._scheduler.cancel(job)
-
-    def _gone(self, job: Job) -> Response:
-        self._scheduler.cancel(job)
-        return Response(status_code=499)  # nobody reads it
+            if not streaming:
+                self._scheduler.cancel(job)  # harmless where it has ended
 
     async def _stream(
         self, job: Job, news: asyncio.Queue[Update | Failed], first: Update | Failed, wire: Wire
     ) -> AsyncIterator[bytes]:
         left = len(job.sequences)
         item = first
-        try:
-            for chunk in wire.opening():
-                yield _event(chunk)
-            while True:
-                if isinstance(item, Failed):
-                    yield _event(ApiError(item.message, status=item.status).body)
-                    return
-                found = wire.chunk(item)
-                if found is not None:
-                    yield _event(found)
-                left -= item.finish_reason is not None
-                if not left:
-                    break
-                item = await news.get()
-            closing = wire.closing()
-            if closing is not None:
-                yield _event(closing)
-            yield b"data: [DONE]\n\n"
-        finally:
-            self._scheduler.cancel(job)
+        for chunk in wire.opening():
+            yield _event(chunk)
+        while True:
+            if isinstance(item, Failed):
+                yield _event(ApiError(item.message, status=item.status).body)
+                return
+            found = wire.chunk(item)
+            if found is not None:
+                yield _event(found)
+            left -= item.finish_reason is not None
+            if not left:
+                break
+            item = await news.get()
+        closing = wire.closing()
+        if closing is not None:
+            yield _event(closing)
+        yield b"data: [DONE]\n\n"
 
     async def _models(self, _: Request) -> Response:
         model = {"id": self._limits.model, "object": "model", "created": 0, "owned_by": "outrider"}
@@ -206,6 +202,20 @@ class Service:
         return _json(await asyncio.wrap_future(self._scheduler.call(function)))
 
 
+class _EventStream(StreamingResponse):
+    """Calls `on_end` however it ends: also when the client left before the first event was asked for."""
+
+    def __init__(self, events: AsyncIterator[bytes], headers: dict[str, str], *, on_end: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_end()
+
+
 def _checked(item: Update | Failed) -> Update:
     if isinstance(item, Failed):
         raise ApiError(item.message, status=item.status)
@@ -227,6 +237,10 @@ async def _unless_gone(request: Request, waiting: Awaitable[Any]) -> Any | None:
 async def _until_gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _gone() -> Response:
+    return Response(status_code=499)  # nobody reads it
 
 
 def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
