@@ -16,6 +16,7 @@ import msgspec
 
 from outrider.types import (
     Attempt,
+    Break,
     Call,
     Episode,
     FloatArray,
@@ -239,6 +240,66 @@ class TokenCounter(Dialect, Protocol):
 
     def count_reply(self, status: int, body: bytes) -> ErrorReply:
         """What the agent gets for the upstream's answer to `count_request`, be it the number or an error."""
+
+
+class ParsedCall(NamedTuple):
+    """A tool call as the model wrote it."""
+
+    name: str
+    arguments: str
+    """Its JSON to the byte."""
+    id: str = ""
+    """Where the model's format has one."""
+
+
+class ReplyDelta(NamedTuple):
+    """A part of an answer."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: tuple[ParsedCall, ...] = ()
+
+
+class ReplyParser(Protocol):
+    """Makes an answer of its sampled ids. Joined, the parts are the same however the ids were cut."""
+
+    def feed(self, token_ids: Sequence[int]) -> ReplyDelta:
+        """What is certain now."""
+
+    def finish(self) -> ReplyDelta:
+        """The rest, once no more ids come."""
+
+
+class Renderer(Protocol):
+    """A model's chat format: messages to token ids, sampled ids to an answer. Thread-safe.
+
+    Messages are in the shape of chat completions, the content a string, reasoning under ``reasoning_content``, a tool
+    call's arguments the text that the agent sent. `options` are those of ``chat_template_kwargs``.
+    """
+
+    def head(self, tools: Sequence[Json], options: Json) -> Json:
+        """Those of them that show in a prompt: two requests with the same head differ in their messages alone."""
+
+    def render(self, messages: Sequence[Json], tools: Sequence[Json], options: Json) -> list[int]:
+        """Ids of a prompt. Control tokens that a user or a tool spells are plain pieces. Raises `RequestError`."""
+
+    def extend(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        history: Sequence[Json],
+        reply: Json,
+        new: Sequence[Json],
+        tools: Sequence[Json],
+        options: Json,
+    ) -> list[int] | Break:
+        """Ids of the prompt for `history`, `reply`, `new`; they begin with `prompt_ids`, `completion_ids`.
+
+        These are the ids of `history` and `reply` as they were served and sampled. Says why where that can't be done.
+        """
+
+    def parser(self, prompt_ids: Sequence[int], tools: Sequence[Json]) -> ReplyParser:
+        """For an answer to `prompt_ids`; calls are looked for where there are `tools`."""
 
 
 class Engine(Protocol):

@@ -27,6 +27,9 @@ BUILTIN: dict[str, dict[str, str]] = {
         "openai_responses": "outrider.dialects.openai_responses:OpenAIResponses",
         "anthropic_messages": "outrider.dialects.anthropic_messages:AnthropicMessages",
     },
+    "renderer": {
+        "template": "outrider.renderers.template:TemplateRenderer",
+    },
     "sampler": {
         "shuffle": "outrider.samplers.shuffle:Shuffle",
         "difficulty": "outrider.samplers.difficulty:Difficulty",

@@ -46,6 +46,19 @@ class CallState(StrEnum):
     INTERRUPTED = "interrupted"  # the gateway died in the middle
 
 
+class Break(StrEnum):
+    """Why a prompt does not continue the tokens of an earlier answer, though the agent goes on with the talk."""
+
+    SYSTEM_CHANGED = "system prompt changed"
+    TOOLS_CHANGED = "tools changed"
+    OPTIONS_CHANGED = "template options changed"
+    HISTORY_REWRITTEN = "history rewritten"
+    CALL_REWRITTEN = "tool call rewritten by the harness"
+    REASONING_DROPPED_BY_HARNESS = "reasoning dropped by the harness"
+    REASONING_DROPPED_BY_TEMPLATE = "reasoning dropped by template"
+    UNKNOWN = "unknown"  # the template gives no proof of how it goes on
+
+
 class RolloutState(StrEnum):
     """`queued → running → succeeded / failed / cancelled`. A rollout that is tried again goes back to queued."""
 

@@ -1,0 +1,69 @@
+"""Renders any model folder that has a ``tokenizer.json`` and a chat template, and extends branches by `Bridge`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from outrider.errors import RequestError
+from outrider.protocols import ReplyParser
+from outrider.renderers.bridge import Bridge
+from outrider.renderers.chat_template import ChatTemplate, TemplateRefused
+from outrider.renderers.encoding import TokenText
+from outrider.renderers.reply import THINK, TaggedReply
+from outrider.renderers.shape import probe, shape, shape_tools
+from outrider.types import Break, Json
+
+_TAIL = 16  # tokens: an opening that ends in ``<think>`` and blank space is shorter
+
+
+class TemplateRenderer:
+    """Satisfies `protocols.Renderer`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises `ConfigError`."""
+        self.template = ChatTemplate(folder)
+        self.text = TokenText(folder, template=self.template.source)
+        self.traits = probe(self.template)
+        self._bridge = Bridge(self.template, self.text, self.traits)
+        source = self.template.source
+        self._bare_calls = "<tool_call>" not in source and '"parameters"' in source and '"name"' in source
+
+    def head(self, tools: Sequence[Json], options: Json) -> Json:
+        named = {name: value for name, value in options.items() if name in self.template.source}
+        return {"tools": list(tools) if self.traits.tools else [], "options": named}
+
+    def render(self, messages: Sequence[Json], tools: Sequence[Json], options: Json) -> list[int]:
+        shaped = shape(messages, self.text, self.traits)
+        try:
+            text = self.template.render(shaped, shape_tools(tools, self.text), options, generate=True)
+        except TemplateRefused as error:
+            raise RequestError(f"messages: {error}", param="messages") from error
+        return self.text.encode(text)
+
+    def extend(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        history: Sequence[Json],
+        reply: Json,
+        new: Sequence[Json],
+        tools: Sequence[Json],
+        options: Json,
+    ) -> list[int] | Break:
+        suffix = self._bridge.suffix(history, reply, new, tools, options)
+        if isinstance(suffix, Break):
+            return suffix
+        ids = [*prompt_ids, *completion_ids]
+        if suffix.close is None:
+            return ids + self.text.encode(suffix.text)
+        # Encoded behind the token it follows: some tokenizers begin a text in another way than they go on.
+        tail = self.text.encode(self.text.decode([suffix.close]) + suffix.text)
+        if tail[:1] != [suffix.close]:
+            return Break.UNKNOWN
+        return ids + (tail[1:] if completion_ids and completion_ids[-1] == suffix.close else tail)
+
+    def parser(self, prompt_ids: Sequence[int], tools: Sequence[Json]) -> ReplyParser:
+        thinking = self.text.decode(prompt_ids[-_TAIL:]).rstrip().endswith(THINK)
+        names = frozenset(str((tool.get("function") or {}).get("name")) for tool in tools)
+        return TaggedReply(self.text, thinking=thinking, tools=names, bare_calls=self._bare_calls)
