@@ -235,6 +235,57 @@ def test_a_commit_that_never_reached_the_server_is_run_again(behind_proxy, proxy
     assert admin.execute("SELECT last_value FROM commits").fetchone() == (3,)  # one died
 
 
+def test_connections_cut_at_random_moments_lose_and_repeat_nothing(behind_proxy, proxy, postgres_server):
+    store, stop = behind_proxy, threading.Event()
+    other = PostgresStore(postgres_server.url, schema=store.schema)  # a gateway whose connections stay whole
+    seen = []
+
+    def cut():
+        rng = random.Random(0)
+        while not stop.wait(rng.random() * 0.03):
+            proxy.cut()
+
+    def follow():
+        last, ended = 0, False
+        while not ended:
+            ended = stop.is_set()
+            for call in other.calls_after(last):
+                last = call.seq  # with gaps, where a transaction was rolled back
+                seen.append(call.id)
+
+    def append(worker):
+        outcomes = []
+        for number in range(25):
+            writer = other if worker == 0 else store
+            name = f"c{worker}-{number}"
+            try:
+                writer.append_call(make_call(name)).result(60)
+                writer.add_reward(Reward(attempt_id=name, value=1.0)).result(60)
+                outcomes.append((name, True))
+            except StoreError:  # cut three times in a row, before the commit
+                outcomes.append((name, False))
+        return outcomes
+
+    threads = [threading.Thread(target=cut), threading.Thread(target=follow)]
+    for thread in threads:
+        thread.start()
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            outcomes = [outcome for outcomes in pool.map(append, range(8)) for outcome in outcomes]
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+    found = [call.id for call in other.calls_after(0, limit=10**6)]
+    assert seen == found
+    assert len(set(found)) == len(found)
+    assert {name for name, acknowledged in outcomes if acknowledged} <= set(found)
+    assert [len(other.rewards(name)) for name, acknowledged in outcomes if acknowledged].count(1) == sum(
+        acknowledged for _, acknowledged in outcomes
+    )
+    other.close()
+
+
 def test_while_the_server_is_away_calls_fail_and_later_ones_do_not(behind_proxy, proxy):
     store = behind_proxy
     assert store.append_call(make_call("a")).result(30) == 1
