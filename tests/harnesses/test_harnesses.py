@@ -10,33 +10,31 @@ from collections.abc import Iterator
 import pytest
 
 from harnesses.bench import Bench
-from harnesses.catalog import HARNESSES, Dialect, Harness, Variant
+from harnesses.catalog import HARNESSES, Harness, Variant
 from harnesses.install import install
 
 pytestmark = pytest.mark.harness
 
-# Those that install in seconds. Other dialects join as the gateway learns them.
-CHOSEN = {
-    "openai": {Dialect.CHAT},
-    "openai-agents": {Dialect.CHAT},
-    "pydantic-ai": {Dialect.CHAT},
-    "smolagents": {Dialect.CHAT},
-    "langgraph": {Dialect.CHAT},
-    "qwen-code": {Dialect.CHAT},
-}
-
-
-def chosen() -> Iterator[tuple[Harness, Variant]]:
-    for harness in HARNESSES:
-        for variant in harness.variants:
-            if variant.dialect in CHOSEN.get(harness.name, ()):
-                yield harness, variant
+# Those that install in seconds, in all their variants.
+CHOSEN = (
+    "openai",
+    "anthropic",
+    "openai-agents",
+    "pydantic-ai",
+    "smolagents",
+    "langgraph",
+    "claude-code",
+    "codex",
+    "qwen-code",
+)
+RUNS = [(harness, variant) for harness in HARNESSES if harness.name in CHOSEN for variant in harness.variants]
 
 
 def name_of(value: Harness | Variant) -> str:
     if isinstance(value, Harness):
         return value.name
-    return f"{value.dialect.value}{'-streamed' * value.streamed}"
+    label = "-" + value.label.replace(" ", "-") if value.label else ""
+    return f"{value.dialect.value}{'-streamed' * value.streamed}{label}"
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +43,7 @@ def bench(tmp_path_factory) -> Iterator[Bench]:
         yield bench
 
 
-@pytest.mark.parametrize(("harness", "variant"), list(chosen()), ids=name_of)
+@pytest.mark.parametrize(("harness", "variant"), RUNS, ids=name_of)
 def test_a_real_harness_runs_through_the_gateway(bench: Bench, harness: Harness, variant: Variant) -> None:
     outcome = bench.run(harness, variant, install(harness))
     assert outcome.ok, "\n".join([*outcome.problems, outcome.output])
