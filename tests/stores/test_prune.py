@@ -181,7 +181,7 @@ def test_postgres_uses_the_room_again(postgres_store):
 
 
 def test_writers_go_on_while_much_is_removed(durable_store):
-    for number in range(60):
+    for number in range(30):
         add_attempt(durable_store, f"a{number}", age=99 * DAY, calls=1, body=NOISE)
     pruning = threading.Thread(target=prune, args=(durable_store,), kwargs={"older_than_s": DAY, "now": NOW})
     pruning.start()
@@ -194,7 +194,7 @@ def test_writers_go_on_while_much_is_removed(durable_store):
     pruning.join()
     assert written > 3
     assert len(durable_store.calls("new")) == written
-    assert left(durable_store, *(f"a{number}" for number in range(60))) == []
+    assert left(durable_store, *(f"a{number}" for number in range(30))) == []
 
 
 def test_the_present_is_the_default(durable_store):

@@ -25,7 +25,7 @@ except ImportError as error:
 
 from outrider.stores.postgres_prune import PostgresPruner
 from outrider.stores.postgres_schema import Connection, migrate
-from outrider.stores.postgres_writer import Operation, PostgresWriter
+from outrider.stores.postgres_writer import Operation, PostgresWriter, is_lost
 
 # What the user's URL does not say. A connection that is dead without a word is given up after about 20 s.
 CONNECTION = {
@@ -278,9 +278,10 @@ class _Reader:
         if self._connection is not None:
             try:
                 return self._fetch(self._connection, statement, values)
-            except psycopg.OperationalError:
-                if not self._connection.closed:
+            except psycopg.OperationalError as error:
+                if not is_lost(self._connection, error):
                     raise
+                self._connection.close()
         self._connection = self._connect()
         return self._fetch(self._connection, statement, values)
 

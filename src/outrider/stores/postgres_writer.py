@@ -43,6 +43,11 @@ _LEDGER = """
     ON CONFLICT (id) DO UPDATE SET last_group = excluded.last_group, seen_at = excluded.seen_at"""
 
 
+def is_lost(connection: Connection, error: psycopg.Error) -> bool:
+    """True where the server has gone or is going, by `error` or because the connection is closed already."""
+    return connection.closed or (error.sqlstate or "").startswith("57P")
+
+
 class Operation(NamedTuple):
     """One statement, run for each of `rows`. `rows` is called on the writer thread, before the transaction begins.
 
@@ -111,7 +116,7 @@ class PostgresWriter(WriteQueue[Operation]):
             try:
                 results = self._execute(connection, work)
             except psycopg.OperationalError as error:
-                if not connection.closed:
+                if not is_lost(connection, error):
                     raise
                 lost = error  # before COMMIT was sent: surely not committed
                 self.disconnect()

@@ -172,9 +172,8 @@ class SqliteStore:
     def _connect_writer(self) -> sqlite3.Connection:
         connection = self._connect()
         try:
-            connection.execute(
-                "PRAGMA auto_vacuum = INCREMENTAL"
-            )  # of a new file: room can be given back after pruning
+            # Acts on a new file only: pruning can give room back.
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             _use_wal(connection)
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")

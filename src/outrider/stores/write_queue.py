@@ -64,7 +64,7 @@ class WriteQueue(ABC, Generic[Operation]):
             # One job is always taken, however large, or it never could be.
             over = self._pending_bytes + size > self._max_queued_bytes and self._pending > 0
             if over or self._pending >= self._max_queued:
-                raise StoreBusy(f"{self.label}: {self._pending} writes are waiting for the disk; try again later.")
+                raise StoreBusy(f"{self.label}: {self._pending} writes are waiting to be committed; try again later.")
             self._queue.append(_Job(operation, future, size))
             self._pending += 1
             self._pending_bytes += size
