@@ -217,6 +217,7 @@ class Services:
         argv = [*OUTRIDER, "gateway", "--host", config.gateway.host, "--port", str(self._gateway_port)]
         argv += ["--upstream", self._engine_url, "--store", f"{config.store.kind}:///{self._folder.store_file}"]
         argv += ["--store-synchronous", config.store.synchronous, "--mode", "train"]
+        argv += ["--model", config.model.name]
         argv += ["--max-body-mb", str(config.gateway.max_body_mb)]
         argv += ["--upstream-timeout-s", str(config.gateway.upstream_timeout_s), "--parent-pid", str(os.getpid())]
         return Service(

@@ -123,6 +123,17 @@ def engine(
     help="What is kept of calls that come without an attempt key; a key brings its own mode.",
 )
 @click.option(
+    "--model", default="", help="The policy's name upstream, for calls of attempts; empty keeps the agents' own."
+)
+@click.option(
+    "--upstream-dialect",
+    "upstream_dialects",
+    multiple=True,
+    default=("openai_chat", "openai_completions"),
+    show_default=True,
+    help="A dialect that the upstream speaks itself; others are translated to chat completions. May be repeated.",
+)
+@click.option(
     "--admin-key", default="", help="Opens /admin; better given as OUTRIDER_ADMIN_KEY.", envvar="OUTRIDER_ADMIN_KEY"
 )
 @click.option("--max-body-mb", default=64.0, show_default=True, help="Largest request body, MiB.")
@@ -136,6 +147,8 @@ def gateway(
     store: str,
     store_synchronous: Literal["FULL", "NORMAL"],
     mode: str,
+    model: str,
+    upstream_dialects: tuple[str, ...],
     admin_key: str,
     max_body_mb: float,
     upstream_timeout_s: float,
@@ -153,6 +166,8 @@ def gateway(
             store=store,
             store_synchronous=store_synchronous,
             mode=Mode(mode),
+            model=model,
+            upstream_dialects=upstream_dialects,
             admin_key=admin_key,
             max_body_mb=max_body_mb,
             upstream_timeout_s=upstream_timeout_s,

@@ -48,10 +48,10 @@ def refused(response: httpx.Response, status: int = 400) -> dict:
         ({"messages": HELLO, "stream": "yes"}, "stream"),
         ({"messages": HELLO, "stream_options": {"include_usage": True}}, "stream_options"),
         ({"messages": HELLO, "tools": {}}, "tools"),
-        ({"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
+        ({"messages": HELLO, "tool_choice": "always"}, "tool_choice"),
         ({"messages": HELLO, "logit_bias": {"1": 2}}, "logit_bias"),
         ({"messages": HELLO, "presence_penalty": 0.5}, "presence_penalty"),
-        ({"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": HELLO, "response_format": {"type": "grammar"}}, "response_format"),
     ],
 )
 def test_a_bad_chat_field_is_named(engine, body, param):
@@ -90,6 +90,16 @@ def test_neutral_values_of_unsupported_fields_are_fine(engine):
     body = {"messages": HELLO, "max_tokens": 1, "logit_bias": {}, "presence_penalty": 0, "tool_choice": "none"}
     body |= {"response_format": {"type": "text"}, "x_unknown": 1, "frequency_penalty": 0.0, "user": "u"}
     assert engine.post(CHAT, **body).status_code == 200
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_what_cannot_be_forced_is_left_to_the_model_and_said(engine, choice):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    body = {"messages": HELLO, "max_tokens": 1, "tools": tools, "response_format": {"type": "json_object"}}
+    answer = engine.post(CHAT, **body, tool_choice=choice)
+    assert answer.status_code == 200
+    assert answer.headers["x-outrider-ignored"] == "tool_choice, response_format"
+    assert "x-outrider-ignored" not in engine.post(CHAT, messages=HELLO, max_tokens=1, tool_choice="auto").headers
 
 
 def test_another_model_does_not_exist(engine):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -25,8 +26,11 @@ from outrider.engines.embedded.wire import Wire
 from outrider.errors import ConfigError
 from outrider.types import Json
 
+log = logging.getLogger("outrider.engine")
+
 VERSION_HEADER = "x-outrider-policy-version"
 VERSION_END_HEADER = "x-outrider-policy-version-end"
+IGNORED_HEADER = "x-outrider-ignored"
 MAX_WAITING = 4096
 """Requests that may wait for an answer to begin; one more is turned away with 503."""
 
@@ -64,6 +68,7 @@ class Service:
         self._seeds = random.Random(seed)
         self._loading = asyncio.Lock()
         self._open = 0
+        self._warned: set[str] = set()
 
     def app(self) -> Starlette:
         routes: list[tuple[str, str, Handler]] = [
@@ -105,6 +110,7 @@ class Service:
             raise ApiError("Too many requests are waiting; try again later.", status=503, code="overloaded")
         news: asyncio.Queue[Update | Failed] = asyncio.Queue()
         seed = parsed.sampling.seed if parsed.sampling.seed is not None else self._seeds.getrandbits(63)
+        ignored = self._ignored(parsed)
         job = Job(parsed.prompts, parsed.sampling, parsed.n, stream=parsed.stream, seed=seed, deliver=news.put_nowait)
         wire = Wire(parsed, self._limits.model, self._vocabulary)
         self._open += 1
@@ -115,7 +121,7 @@ class Service:
             first = await _unless_gone(request, news.get())
             if first is None:
                 return _gone()
-            headers = {VERSION_HEADER: str(_checked(first).version_start)}
+            headers = {VERSION_HEADER: str(_checked(first).version_start), **ignored}
             if parsed.stream:
                 events = self._stream(job, news, first, wire)
                 streaming = True
@@ -134,6 +140,14 @@ class Service:
             self._open -= 1
             if not streaming:
                 self._scheduler.cancel(job)  # harmless where it has ended
+
+    def _ignored(self, parsed: Parsed) -> dict[str, str]:
+        """A header that says which wishes cannot be forced; the log says it once for each."""
+        new = set(parsed.ignored) - self._warned
+        if new:
+            self._warned |= new
+            log.warning("%s: left to the model, this engine cannot force it", ", ".join(sorted(new)))
+        return {IGNORED_HEADER: ", ".join(parsed.ignored)} if parsed.ignored else {}
 
     async def _stream(
         self, job: Job, news: asyncio.Queue[Update | Failed], first: Update | Failed, wire: Wire

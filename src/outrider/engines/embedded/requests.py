@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -53,6 +53,8 @@ class Parsed:
     include_usage: bool
     return_token_ids: bool
     logprobs: bool
+    ignored: tuple[str, ...] = ()
+    """Fields that ask for a form of answer which this engine cannot force; the model may still give it."""
 
 
 def parse_body(data: bytes) -> Json:
@@ -71,10 +73,8 @@ def parse_chat(body: Json, vocabulary: Vocabulary, limits: Limits) -> Parsed:
     _check_unsupported(body)
     messages = _messages(body)
     choice = body.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise ApiError(
-            "tool_choice: only 'auto' and 'none' are supported; a call cannot be forced.", param="tool_choice"
-        )
+    if not isinstance(choice, dict) and choice not in (None, "auto", "none", "required"):
+        raise ApiError("tool_choice: must be 'auto', 'none', 'required' or an object.", param="tool_choice")
     tools = _field(body, "tools", list, None) if choice != "none" else None
     extra = dict(_field(body, "chat_template_kwargs", dict, {}))
     for name in ("add_generation_prompt", "continue_final_message"):
@@ -88,7 +88,9 @@ def parse_chat(body: Json, vocabulary: Vocabulary, limits: Limits) -> Parsed:
         prompt = vocabulary.render(messages, tools, extra)
     except TemplateError as error:
         raise ApiError(f"messages: {error}", param="messages") from error
-    return _parsed(body, [prompt], limits, chat=True, logprobs=wants, top=top)
+    parsed = _parsed(body, [prompt], limits, chat=True, logprobs=wants, top=top)
+    wishes = {"tool_choice": choice not in (None, "auto", "none"), "response_format": _wants_format(body)}
+    return replace(parsed, ignored=tuple(name for name, asked in wishes.items() if asked))
 
 
 def parse_completion(body: Json, vocabulary: Vocabulary, limits: Limits) -> Parsed:
@@ -186,7 +188,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "min_tokens": (None, 0),
     "best_of": (None, 1),
     "use_beam_search": (None, False),
-    "response_format": (None, {"type": "text"}),
     "structured_outputs": (None,),
     "guided_json": (None,),
     "guided_regex": (None,),
@@ -195,6 +196,13 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "prompt_logprobs": (None,),
     "functions": (None, []),
 }
+
+
+def _wants_format(body: Json) -> bool:
+    kind = _field(body, "response_format", dict, {"type": "text"}).get("type")
+    if kind not in ("text", "json_object", "json_schema"):
+        raise ApiError("response_format: type must be text, json_object or json_schema.", param="response_format")
+    return bool(kind != "text")
 
 
 def _check_unsupported(body: Json) -> None:
