@@ -15,6 +15,7 @@ class Counters:
         self._broken: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._not_recorded: Counter[str] = Counter()
+        self._continuation: Counter[str] = Counter()
         self._forwarded = 0
 
     def forwarded(self) -> None:
@@ -34,6 +35,10 @@ class Counters:
         """A call that was made, could not be stored, and so was not answered as if it had been."""
         self._not_recorded[kind] += 1
 
+    def continuation(self, outcome: str) -> None:
+        """How a call's prompt came about (see `continuation.turns`)."""
+        self._continuation[outcome] += 1
+
     def snapshot(self) -> Json:
         return {
             "forwarded": self._forwarded,
@@ -41,4 +46,5 @@ class Counters:
             "broken": dict(self._broken),
             "refused": dict(self._refused),
             "not_recorded": dict(self._not_recorded),
+            "continuation": dict(self._continuation),
         }

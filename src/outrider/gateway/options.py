@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from outrider.errors import ConfigError
-from outrider.protocols import Dialect, Store
+from outrider.protocols import Dialect, Renderer, Store
 from outrider.registry import BUILTIN, load_attr, resolve
 from outrider.types import Mode
 
@@ -40,6 +41,12 @@ class GatewayOptions:
     model: str = ""
     """The policy's name upstream: calls that are trained on or evaluated go there under it; empty keeps the name that
     the agent gave."""
+    tokens: Literal["gateway", "engine"] = "gateway"
+    """Who renders the prompts of calls that are trained on or evaluated. The gateway does only with a `tokenizer`."""
+    tokenizer: str = ""
+    """Folder with the policy's tokenizer.json and chat template; empty leaves rendering to the engine."""
+    renderer: str = "template"
+    """Renderer plug-in, which knows the policy's chat format."""
     parent_pid: int = 0
     """End when this process has gone; 0 for never."""
 
@@ -50,6 +57,16 @@ def open_store(url: str, *, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> 
     open_by_url = load_attr("outrider.stores.urls:open_store", field="store")
     store: Store = open_by_url(url, synchronous=synchronous)
     return store
+
+
+def load_renderer(options: GatewayOptions) -> Renderer | None:
+    """What makes the prompts; None where the engine does. Raises `ConfigError`."""
+    if options.tokens not in ("gateway", "engine"):
+        raise ConfigError(f"tokens: must be gateway or engine, not {options.tokens!r}.")
+    if options.tokens == "engine" or not options.tokenizer:
+        return None
+    renderer: Renderer = resolve("renderer", options.renderer, field="renderer")(Path(options.tokenizer))
+    return renderer
 
 
 def load_dialects(names: Sequence[str], upstream: Sequence[str]) -> list[Dialect]:

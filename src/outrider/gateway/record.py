@@ -6,19 +6,26 @@ import time
 import uuid
 
 from outrider.gateway.capture import capture
+from outrider.gateway.continuation.turns import Turn
 from outrider.gateway.sessions import Access
-from outrider.protocols import Dialect, UpstreamRequest, WireRequest
+from outrider.protocols import Dialect, ReplyReader, UpstreamRequest, WireRequest
 from outrider.types import Call, CallState
 
 
 class CallRecord:
     """Filled in as the call goes on, from `begin` on; `finish` makes the `Call` of it."""
 
-    def __init__(self, *, dialect: Dialect, access: Access, request: WireRequest, prepared: UpstreamRequest) -> None:
+    def __init__(
+        self, *, dialect: Dialect, access: Access, request: WireRequest, prepared: UpstreamRequest, turn: Turn | None
+    ) -> None:
+        """`turn` is there where the gateway has made the prompt itself."""
         self.dialect = dialect
         self.access = access
         self.prepared = prepared
-        self.reader = dialect.reader(prepared)
+        self.turn = turn
+        self.reader: ReplyReader = dialect.reader(prepared)
+        if turn is not None:
+            self.reader = turn.reader(self.reader, prepared)
         self.state = CallState.COMPLETE
         self.status = 200
         self.response = b""
@@ -61,7 +68,7 @@ class CallRecord:
             status=self.status,
             streamed=self._request.stream,
             request=self._request.body,
-            response=self.response,
+            response=self.response if self.turn is None else self.turn.response(self.response),
             prompt_ids=captured.prompt_ids,
             choices=captured.choices,
             usage=captured.usage,

@@ -6,6 +6,7 @@ import asyncio
 
 from outrider.errors import StoreBusy, StoreError
 from outrider.gateway.admission import Admission, Refused
+from outrider.gateway.continuation.turns import Continuation
 from outrider.gateway.counters import Counters
 from outrider.gateway.exchange import JSON_TYPE, Exchange, Headers, end_to_end
 from outrider.gateway.record import CallRecord
@@ -33,15 +34,17 @@ class Relay:
         *,
         max_body_bytes: int,
         model: str,
+        continuation: Continuation | None = None,
     ) -> None:
         """`model` is the policy's name upstream, for calls that are trained on or evaluated; empty keeps the agents'
-        own names."""
+        own names. `continuation` makes their prompts; without it the engine does."""
         self._upstream = upstream
         self._store = store
         self._admission = admission
         self._counters = counters
         self._max_body_bytes = max_body_bytes
         self._model = model
+        self._continuation = continuation
 
     async def forward(self, exchange: Exchange, target: bytes, dialect: Dialect) -> None:
         """Pass a call through and keep nothing. `dialect` words the errors that are the gateway's own."""
@@ -71,9 +74,14 @@ class Relay:
             model=self._model if tokens else "",
             owner=access.owner,
         )
+        turn = None
+        if tokens and self._continuation is not None:
+            turn = await self._continuation.turn(access.attempt_id, prepared, target)
         headers = _translated_headers(exchange) if prepared.path else _recorded_headers(exchange)
-        call = self._upstream.call(exchange.method, prepared.path.encode() or target, headers, prepared.body)
-        record = CallRecord(dialect=dialect, access=access, request=request, prepared=prepared)
+        path = turn.path if turn is not None else prepared.path
+        sent = turn.body() if turn is not None else prepared.body
+        call = self._upstream.call(exchange.method, path.encode() or target, headers, sent)
+        record = CallRecord(dialect=dialect, access=access, request=request, prepared=prepared, turn=turn)
         exchange.watch(lambda: client_left(call, record))
         try:
             await self._admission.enter(exchange)
@@ -122,6 +130,8 @@ class Relay:
             self._counters.not_recorded("store_failed")
             raise Refused(f"The call could not be recorded: {error}", code="store_failed", retry_after_s=5) from error
         self._counters.recorded(call, mode)
+        if record.turn is not None:
+            record.turn.committed(call)
 
 
 async def _pass_on(exchange: Exchange, call: UpstreamCall, dialect: Dialect) -> None:

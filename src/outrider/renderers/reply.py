@@ -26,8 +26,8 @@ State = Literal["start", "thinking", "text", "call", "bare"]
 
 class _Function(msgspec.Struct):
     name: str
-    arguments: msgspec.Raw | None = None
-    parameters: msgspec.Raw | None = None
+    arguments: msgspec.Raw = msgspec.Raw()
+    parameters: msgspec.Raw = msgspec.Raw()
 
 
 _functions = msgspec.json.Decoder(list[_Function])
@@ -186,10 +186,9 @@ def read_calls(body: str) -> list[ParsedCall] | None:
 
 
 def _arguments(function: _Function) -> str:
-    raw = function.arguments if function.arguments is not None else function.parameters
-    if raw is None:
+    text = (bytes(function.arguments) or bytes(function.parameters)).decode()
+    if text in ("", "null"):
         return "{}"
-    text = bytes(raw).decode()
     return str(json.loads(text)) if text.startswith('"') else text
 
 

@@ -1,0 +1,143 @@
+"""The open branches of each attempt: every answer that can be gone on from, found by what its conversation means."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from outrider.gateway.continuation.meaning import Meaning, Talk
+from outrider.types import Break, IntArray
+
+_LOOKED_AT = 64  # branches that are compared with a request that continues none
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """One answer in its context, as served and sampled."""
+
+    head: bytes
+    """Of tools and options: what differs in it changes the prompt before the first message."""
+    options: bytes
+    """The options alone."""
+    meanings: tuple[Meaning, ...]
+    """Of its messages; the last one is the answer."""
+    prompt_ids: IntArray
+    completion_ids: IntArray
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.completion_ids)
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """The branches of one attempt by the chain that ends with their answer; the newest of equal ones."""
+
+    branches: OrderedDict[bytes, Branch] = field(default_factory=OrderedDict)
+    calls: set[str] = field(default_factory=set)
+    """Ids of the calls that are in here, or can't be."""
+
+    def find(self, talk: Talk) -> tuple[int, Branch] | None:
+        """The longest beginning of `talk` that is a branch, short of all of it: how many messages, and which."""
+        for length in range(len(talk.meanings) - 1, 0, -1):
+            branch = self.branches.get(talk.chain[length])
+            if branch is not None:
+                return length, branch
+        return None
+
+    def diagnose(self, talk: Talk, options: bytes) -> Break | None:
+        """Why `talk`, which has answers in it, continues none of the branches; None if it never was one of theirs."""
+        best: tuple[int, int, Branch] | None = None
+        for age, branch in enumerate(self._newest()):
+            shared = _shared(branch.meanings, talk.meanings)
+            if best is None or (shared, -age) > best[:2]:
+                best = shared, -age, branch
+        if best is None:
+            return None
+        shared, _, branch = best
+        if shared == len(branch.meanings):  # all there, so it is the head, or an answer in between is not known
+            if branch.head == talk.chain[0]:
+                return Break.UNKNOWN
+            return Break.OPTIONS_CHANGED if branch.options != options else Break.TOOLS_CHANGED
+        theirs, ours = talk.meanings, branch.meanings
+        if _system(ours) != _system(theirs) and _common(_rest(ours), _rest(theirs)):
+            return Break.SYSTEM_CHANGED
+        if shared == 0 or shared >= len(theirs):
+            return Break.HISTORY_REWRITTEN if _said_before(ours, theirs) else None
+        return _changed(ours[shared], theirs[shared])
+
+    def _newest(self) -> Iterator[Branch]:
+        for number, branch in enumerate(reversed(self.branches.values())):
+            if number == _LOOKED_AT:
+                return
+            yield branch
+
+
+class Branches:
+    """Of all attempts. Holds at most `max_tokens` token ids: the attempts that were quiet longest are forgotten first.
+
+    What is forgotten can be read again from the store.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._attempts: OrderedDict[str, Attempt] = OrderedDict()
+        self._tokens = 0
+
+    def attempt(self, attempt_id: str) -> Attempt:
+        found = self._attempts.setdefault(attempt_id, Attempt())
+        self._attempts.move_to_end(attempt_id)
+        return found
+
+    def add(self, attempt_id: str, chain: bytes, branch: Branch) -> None:
+        attempt = self.attempt(attempt_id)
+        old = attempt.branches.pop(chain, None)
+        attempt.branches[chain] = branch
+        self._tokens += branch.tokens - (old.tokens if old else 0)
+        while self._tokens > self._max_tokens and len(self._attempts) > 1:
+            _, quiet = self._attempts.popitem(last=False)
+            self._tokens -= sum(one.tokens for one in quiet.branches.values())
+        while self._tokens > self._max_tokens and len(attempt.branches) > 1:
+            _, oldest = attempt.branches.popitem(last=False)
+            self._tokens -= oldest.tokens
+
+
+def _shared(ours: Sequence[Meaning], theirs: Sequence[Meaning]) -> int:
+    """How many messages are equal from the beginning."""
+    count = 0
+    for one, other in zip(ours, theirs, strict=False):
+        if one.digest != other.digest:
+            break
+        count += 1
+    return count
+
+
+def _system(meanings: Sequence[Meaning]) -> tuple[bytes, ...]:
+    return tuple(one.text for one in meanings[: len(meanings) - len(_rest(meanings))])
+
+
+def _rest(meanings: Sequence[Meaning]) -> Sequence[Meaning]:
+    """Without the system messages at the head."""
+    start = next((i for i, one in enumerate(meanings) if one.role not in ("system", "developer")), len(meanings))
+    return meanings[start:]
+
+
+def _common(ours: Sequence[Meaning], theirs: Sequence[Meaning]) -> bool:
+    # By text: links to calls count positions, which a system message more or less moves.
+    return bool(ours and theirs) and (ours[0].role, ours[0].text) == (theirs[0].role, theirs[0].text)
+
+
+def _said_before(ours: Sequence[Meaning], theirs: Sequence[Meaning]) -> bool:
+    """An answer of ours stands somewhere in theirs."""
+    said = {(one.text, one.calls) for one in ours if one.role == "assistant"}
+    return any((one.text, one.calls) in said for one in theirs if one.role == "assistant")
+
+
+def _changed(ours: Meaning, theirs: Meaning) -> Break:
+    if ours.role == theirs.role == "assistant":
+        if ours.text == theirs.text and ours.calls == theirs.calls:
+            return Break.REASONING_DROPPED_BY_HARNESS if not theirs.reasoning else Break.HISTORY_REWRITTEN
+        if ours.text == theirs.text and ours.calls:
+            return Break.CALL_REWRITTEN
+    return Break.HISTORY_REWRITTEN

@@ -1,0 +1,237 @@
+"""Decides for each call which branch it goes on with, and keeps the branches.
+
+continued           the prompt is a branch's ids plus those of the new messages
+opened              a conversation that was not seen before, or is none of an answer's
+broke: <cause>      the agent goes on with a conversation, and its tokens can't be: a new branch is opened
+engine: <why>       the prompt can't be made here, so the engine renders it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.errors import RequestError
+from outrider.gateway.continuation.answer import parse_answer
+from outrider.gateway.continuation.branches import Branch, Branches
+from outrider.gateway.continuation.meaning import Talk, digest, follow, meaning_of, read_talk
+from outrider.gateway.continuation.reader import ContinuedReader
+from outrider.gateway.continuation.request import (
+    COMPLETIONS_PATH,
+    ChatRequest,
+    LeftToEngine,
+    completions_body,
+    read_chat,
+)
+from outrider.gateway.counters import Counters
+from outrider.protocols import Dialect, Renderer, ReplyReader, Store, UpstreamRequest
+from outrider.types import Break, Call, CallState, Fidelity, Json
+
+log = logging.getLogger("outrider.gateway")
+
+CHAT_PATH = "/v1/chat/completions"
+MAX_TOKENS = 16_000_000  # 64 MB of ids
+
+# Names of `UpstreamRequest.hidden`.
+_TOKEN_IDS, _LOGPROBS = "token_ids", "logprobs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request, read for what it means."""
+
+    request: ChatRequest
+    talk: Talk
+    head: bytes
+    options: bytes
+
+
+class Turn:
+    """One call whose prompt was made here."""
+
+    def __init__(
+        self, continuation: Continuation, attempt_id: str, asked: Asked, prompt_ids: list[int], outcome: str
+    ) -> None:
+        self.prompt_ids = prompt_ids
+        self.outcome = outcome
+        self._continuation = continuation
+        self._attempt_id = attempt_id
+        self._asked = asked
+        self._reader: ContinuedReader | None = None
+
+    @property
+    def path(self) -> str:
+        return COMPLETIONS_PATH
+
+    def body(self) -> bytes:
+        return completions_body(self._asked.request, self.prompt_ids)
+
+    def reader(self, inner: ReplyReader, prepared: UpstreamRequest) -> ContinuedReader:
+        """Around the dialect's own reader."""
+        self._reader = self._continuation.reader(inner, prepared, self._asked.request, self.prompt_ids)
+        return self._reader
+
+    def response(self, raw: bytes) -> bytes:
+        """What is recorded as the upstream's body: the chat answer, where there is one."""
+        return (self._reader.response if self._reader is not None else b"") or raw
+
+    def committed(self, call: Call) -> None:
+        """The call is durable, and its answers can be gone on from."""
+        self._continuation.count(self._attempt_id, self.outcome)
+        if self._reader is not None:
+            answers = {index: answer.message.plain() for index, answer in self._reader.answers.items()}
+            self._continuation.keep(self._attempt_id, call, self._asked, answers)
+
+
+class Continuation:
+    """Lives on one event loop."""
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        store: Store,
+        dialects: Sequence[Dialect],
+        completions: Dialect,
+        counters: Counters,
+        *,
+        max_tokens: int = MAX_TOKENS,
+    ) -> None:
+        """`dialects` are those of recorded calls; `completions` reads what the engine answers to ids."""
+        self._renderer = renderer
+        self._store = store
+        self._dialects = {dialect.name: dialect for dialect in dialects}
+        self._completions = completions
+        self._counters = counters
+        self._branches = Branches(max_tokens)
+
+    async def turn(self, attempt_id: str, prepared: UpstreamRequest, target: bytes) -> Turn | None:
+        """None where the engine is to render the prompt. Raises `RequestError`, and `StoreError`."""
+        if (prepared.path or target.partition(b"?")[0].decode("latin-1")) != CHAT_PATH:
+            return None
+        try:
+            asked = self._read(prepared)
+        except LeftToEngine as reason:
+            self.count(attempt_id, f"engine: {reason}")
+            return None
+        prompt_ids, outcome = await self._prompt(attempt_id, asked)
+        return Turn(self, attempt_id, asked, prompt_ids, outcome)
+
+    def reader(
+        self, inner: ReplyReader, prepared: UpstreamRequest, request: ChatRequest, prompt_ids: list[int]
+    ) -> ContinuedReader:
+        tokens = self._completions.reader(UpstreamRequest(body=b"", sampling={}))
+        return ContinuedReader(
+            inner,
+            tokens,
+            renderer=self._renderer,
+            request=request,
+            prompt_ids=prompt_ids,
+            tells_prompt=bool(prepared.path) or request.shows_ids,
+        )
+
+    def count(self, attempt_id: str, outcome: str) -> None:
+        self._counters.continuation(outcome)
+        if outcome.startswith("broke"):
+            log.warning("attempt %s: %s; a new branch is opened", attempt_id, outcome)
+
+    def keep(self, attempt_id: str, call: Call, asked: Asked, answers: dict[int, Json]) -> None:
+        """Open the branches that end with `answers`, by index of their choice."""
+        self._branches.attempt(attempt_id).calls.add(call.id)
+        for chain, branch in _branches_of(call, asked, answers):
+            self._branches.add(attempt_id, chain, branch)
+
+    # -- the prompt ------------------------------------------------------------------------------------------------
+
+    async def _prompt(self, attempt_id: str, asked: Asked) -> tuple[list[int], str]:
+        request, talk = asked.request, asked.talk
+        found = self._branches.attempt(attempt_id).find(talk)
+        if _misses(found, talk):
+            await self._recall(attempt_id)
+            found = self._branches.attempt(attempt_id).find(talk)
+        cause: Break | None
+        if not _misses(found, talk) and found is not None:
+            length, branch = found
+            extended = self._renderer.extend(
+                branch.prompt_ids.tolist(),
+                branch.completion_ids.tolist(),
+                request.messages[: length - 1],
+                request.messages[length - 1],
+                request.messages[length:],
+                request.tools,
+                request.options,
+            )
+            if not isinstance(extended, Break):
+                return extended, "continued"
+            cause = extended
+        else:
+            answered = any(one.role == "assistant" for one in talk.meanings)
+            cause = self._branches.attempt(attempt_id).diagnose(talk, asked.options) if answered else None
+        # The whole history: long enough for others to wait, so not on the event loop.
+        prompt_ids = await asyncio.to_thread(self._renderer.render, request.messages, request.tools, request.options)
+        return prompt_ids, "opened" if cause is None else f"broke: {cause}"
+
+    async def _recall(self, attempt_id: str) -> None:
+        """Read the calls of the attempt that another gateway served, or this one before it was started again."""
+        known = set(self._branches.attempt(attempt_id).calls)
+        found = await asyncio.to_thread(self._recorded, attempt_id, known)
+        for call, asked, answers in found:
+            if call.id not in self._branches.attempt(attempt_id).calls:
+                self.keep(attempt_id, call, asked, answers)
+
+    def _recorded(self, attempt_id: str, known: set[str]) -> list[tuple[Call, Asked, dict[int, Json]]]:
+        found = []
+        for call in self._store.calls(attempt_id):
+            dialect = self._dialects.get(call.dialect)
+            if call.id in known or dialect is None or not _usable(call) or call.prompt_ids is None:
+                continue
+            try:
+                asked = self._read(dialect.prepare(dialect.parse(call.request), overrides={}, tokens=True))
+            except (LeftToEngine, RequestError):
+                continue
+            request, prompt_ids = asked.request, call.prompt_ids.tolist()
+            tools = request.tools if request.parses_calls else []
+            answers = {}
+            for choice in call.choices:
+                parser = self._renderer.parser(prompt_ids, tools)
+                ids = choice.token_ids.tolist()
+                answers[choice.index] = parse_answer(parser, request, prompt_ids, choice.index, ids).plain()
+            found.append((call, asked, answers))
+        return found
+
+    def _read(self, prepared: UpstreamRequest) -> Asked:
+        shows_ids, shows_logprobs = _TOKEN_IDS not in prepared.hidden, _LOGPROBS not in prepared.hidden
+        request = read_chat(prepared.body, shows_ids=shows_ids, shows_logprobs=shows_logprobs)
+        options = self._renderer.head([], request.options)["options"]
+        head = digest(self._renderer.head(request.tools, request.options))
+        return Asked(request=request, talk=read_talk(head, request.messages), head=head, options=digest(options))
+
+
+def _misses(found: tuple[int, Branch] | None, talk: Talk) -> bool:
+    """There are answers in `talk` beyond the branch that was found."""
+    return any(one.role == "assistant" for one in talk.meanings[found[0] if found else 0 :])
+
+
+def _usable(call: Call) -> bool:
+    return call.state is CallState.COMPLETE and call.fidelity is Fidelity.EXACT
+
+
+def _branches_of(call: Call, asked: Asked, answers: dict[int, Json]) -> list[tuple[bytes, Branch]]:
+    if not _usable(call) or call.prompt_ids is None:
+        return []
+    made = []
+    for choice in call.choices:
+        answer = answers.get(choice.index)
+        if answer is None or not len(choice.token_ids):
+            continue
+        meaning = meaning_of(answer, {}, len(asked.talk.meanings))
+        branch = Branch(
+            head=asked.head,
+            options=asked.options,
+            meanings=(*asked.talk.meanings, meaning),
+            prompt_ids=call.prompt_ids,
+            completion_ids=choice.token_ids,
+        )
+        made.append((follow(asked.talk.chain[-1], meaning), branch))
+    return made
