@@ -21,6 +21,7 @@ def test_R05_temperature_divides_logits_never_logprobs():
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_values_and_gradients_equal_autograd(monkeypatch, with_bias):
     monkeypatch.setattr(head, "SLICE", 4)
+    monkeypatch.setattr(head, "BACKWARD_SLICE", 5)
     torch.manual_seed(0)
     hidden = torch.randn(20, 8, requires_grad=True)
     weight = torch.randn(30, 8, requires_grad=True)

@@ -13,8 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SLICE = 512
-"""Positions projected at a time: 512 x 49,152 float32 logits are 96 MiB."""
+SLICE = 256
+"""Positions projected at a time, in float32: 256 x 49,152 logits are 48 MiB."""
+
+BACKWARD_SLICE = 1024
+"""Positions at a time in the backward pass, which needs nothing wide; each slice touches the whole projection once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +57,7 @@ class _TokenLogprobs(torch.autograd.Function):
         entropy = torch.empty(count, dtype=torch.float32, device=hidden.device)
         # Two buffers for all slices: to allocate so much anew each time costs a fifth of the whole.
         one, other = torch.empty(2, min(count, SLICE), weight.shape[0], device=hidden.device).unbind()
-        kept: list[Tensor] = []
+        kept = torch.empty(count if keep else 0, weight.shape[0], dtype=weight.dtype, device=weight.device)
         for start in range(0, count, SLICE):
             stop = min(start + SLICE, count)
             logits = torch.mm(hidden[start:stop].float(), wide.T, out=one[: stop - start])
@@ -68,7 +71,7 @@ class _TokenLogprobs(torch.autograd.Function):
             probabilities = torch.exp(everything, out=logits)
             entropy[start:stop] = -torch.einsum("uv,uv->u", probabilities, everything)
             if keep:
-                kept.append(probabilities.to(weight.dtype, copy=True))
+                kept[start:stop] = probabilities
         ctx.targets, ctx.kept, ctx.has_bias = targets, kept, bias is not None
         ctx.save_for_backward(hidden, weight)
         ctx.mark_non_differentiable(entropy)
@@ -79,16 +82,15 @@ class _TokenLogprobs(torch.autograd.Function):
         """With p the probabilities and g the incoming gradient: d logp / d logits = (onehot - p) / temperature."""
         hidden, weight = ctx.saved_tensors
         targets, grad = ctx.targets, grads[0]
+        kept, ctx.kept = ctx.kept, None  # overwritten below: there is one backward pass
         scaled = grad / targets.temperatures[targets.place_of]
         total = torch.zeros(hidden.shape[0], device=grad.device).index_add_(0, targets.place_of, scaled)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros(weight.shape, device=weight.device) if ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros(weight.shape[0], device=weight.device) if ctx.has_bias else None
-        for index, start in enumerate(range(0, hidden.shape[0], SLICE)):
-            stop = min(start + SLICE, hidden.shape[0])
-            grad_logits = ctx.kept[index]
-            ctx.kept[index] = None
-            grad_logits = grad_logits.mul_(-total[start:stop, None].to(grad_logits.dtype))
+        for start in range(0, hidden.shape[0], BACKWARD_SLICE):
+            stop = min(start + BACKWARD_SLICE, hidden.shape[0])
+            grad_logits = kept[start:stop].mul_(-total[start:stop, None].to(kept.dtype))
             first, last = _tokens_between(targets, start, stop)
             chosen = (targets.place_of[first:last] - start, targets.token_ids[first:last])
             grad_logits.index_put_(chosen, scaled[first:last].to(grad_logits.dtype), accumulate=True)

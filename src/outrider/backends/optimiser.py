@@ -4,12 +4,16 @@ A step of 2e-5 is lost in bfloat16, whose numbers near 0.1 lie 5e-4 apart. So th
 parameter, its gradient and its moments in float32, and writes the rounded weights back once a step. What the model
 computes with is then bit for bit what is published, and no cast is left in the forward pass.
 
+Each of the four lies in one flat tensor, allocated once: hundreds of small ones, made and freed between activations,
+leave holes of half a gigabyte in the heap.
+
 Loshchilov and Hutter 2019, Decoupled Weight Decay Regularization, arXiv:1711.05101.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +26,7 @@ class MasterAdamW:
     """Holds the masters of `parameters`, by name, and gathers their gradients as micro-batches go by."""
 
     TABLES = ("weights", "exp_avg", "exp_avg_sq")
+    """What a checkpoint holds."""
 
     def __init__(
         self,
@@ -32,97 +37,111 @@ class MasterAdamW:
         weight_decay: float,
         max_grad_norm: float,
     ) -> None:
-        self._parameters = dict(parameters)
-        self._masters = {name: _master(parameter) for name, parameter in self._parameters.items()}
+        # Matrices first: gains and biases come last and are not decayed.
+        self._parameters = dict(sorted(parameters.items(), key=lambda item: item[1].ndim < 2))
         self._max_grad_norm = max_grad_norm
-        matrices = [master for master in self._masters.values() if master.ndim >= 2]
-        vectors = [master for master in self._masters.values() if master.ndim < 2]  # gains and biases: no decay
-        self._adamw = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-            lr=0.0,
-            betas=betas,
-            eps=eps,
-            fused=True,
-        )
+        self._has_gradient = False
+        total = sum(parameter.numel() for parameter in self._parameters.values())
+        device = next(iter(self._parameters.values())).device
+        self._flat = {name: torch.zeros(total, device=device) for name in (*self.TABLES, "gradient")}
+        self._views = {name: self._split(flat) for name, flat in self._flat.items()}
+        self._adamw = torch.optim.AdamW(self._groups(weight_decay), lr=0.0, betas=betas, eps=eps, fused=True)
+        self._take_step_count(0)
         for name, parameter in self._parameters.items():
-            master = self._masters[name]
-            if master is not parameter:
-                parameter.register_post_accumulate_grad_hook(_collector(master))  # type: ignore[no-untyped-call]
+            self._adopt(name, parameter)
 
     def step(self, lr: float) -> OptimStats:
         """Clip to `max_grad_norm`, step, zero the gradient. Without a gradient, or with one not finite, do nothing."""
-        gradients = [master.grad for master in self._masters.values() if master.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
-        skipped = not gradients or not torch.isfinite(torch.tensor(norm)).item()
+        gradient = self._flat["gradient"]
+        norm = float(torch.linalg.vector_norm(gradient))
+        skipped = not self._has_gradient or not math.isfinite(norm)
         if not skipped:
-            torch.nn.utils.clip_grads_with_norm_(self._masters.values(), self._max_grad_norm, torch.tensor(norm))
+            if norm > self._max_grad_norm:
+                gradient.mul_(self._max_grad_norm / norm)
             for group in self._adamw.param_groups:
                 group["lr"] = lr
             self._adamw.step()
             self._write_back()
-        self._adamw.zero_grad(set_to_none=True)
+        self._forget_gradient()
         return OptimStats(grad_norm=norm, lr=lr, skipped=skipped)
-
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """All that a resume needs, as three tables by parameter name; moments are missing before the first step."""
-        tables: dict[str, dict[str, Tensor]] = {table: {} for table in self.TABLES}
-        for name, master in self._masters.items():
-            tables["weights"][name] = master.detach()
-            for moment in self.TABLES[1:]:
-                if master in self._adamw.state:
-                    tables[moment][name] = self._adamw.state[master][moment]
-        return tables
 
     @property
     def steps(self) -> int:
         """Steps taken so far."""
-        counts = [int(state["step"]) for state in self._adamw.state.values() if "step" in state]
-        return max(counts, default=0)
+        return int(next(iter(self._adamw.state.values()))["step"])
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """All that a resume needs beside `steps`: for each of `TABLES` a float32 tensor for each parameter name."""
+        return {table: self._views[table] for table in self.TABLES}
 
     def restore(self, tables: Mapping[str, Mapping[str, Tensor]], steps: int) -> None:
         """Take over what `tensors` gave. Raises `RunError` where it belongs to another model."""
-        self._check(tables["weights"])
-        self._adamw.state.clear()
-        self._adamw.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for name, master in self._masters.items():
-                master.copy_(tables["weights"][name])
-                if name in tables["exp_avg"]:
-                    self._adamw.state[master] = {
-                        "step": torch.tensor(float(steps)),
-                        "exp_avg": torch.empty_like(master).copy_(tables["exp_avg"][name]),
-                        "exp_avg_sq": torch.empty_like(master).copy_(tables["exp_avg_sq"][name]),
-                    }
+        for table in self.TABLES:
+            self._check(tables[table])
+        for table in self.TABLES:
+            for name, view in self._views[table].items():
+                view.copy_(tables[table][name])
+        self._take_step_count(steps)
+        self._forget_gradient()
         self._write_back()
 
-    def _check(self, weights: Mapping[str, Tensor]) -> None:
-        odd = sorted(self._masters.keys() ^ weights.keys())
+    def _split(self, flat: Tensor) -> dict[str, Tensor]:
+        """The part of `flat` that belongs to each parameter, in its shape."""
+        sizes = [parameter.numel() for parameter in self._parameters.values()]
+        parts = zip(self._parameters.items(), torch.split(flat, sizes), strict=True)
+        return {name: part.view(parameter.shape) for (name, parameter), part in parts}
+
+    def _groups(self, weight_decay: float) -> list[dict[str, object]]:
+        """The flat masters as two parameter groups, decayed and not."""
+        matrices = sum(parameter.numel() for parameter in self._parameters.values() if parameter.ndim >= 2)
+        groups: list[dict[str, object]] = []
+        for span, decay in ((slice(0, matrices), weight_decay), (slice(matrices, None), 0.0)):
+            master = nn.Parameter(self._flat["weights"][span])
+            if master.numel():
+                master.grad = self._flat["gradient"][span]
+                groups.append({"params": [master], "weight_decay": decay, "span": span})
+        return groups
+
+    def _take_step_count(self, steps: int) -> None:
+        """Point AdamW's state at the flat moments, as if it had taken `steps` steps."""
+        for group in self._adamw.param_groups:
+            (master,) = group["params"]
+            self._adamw.state[master] = {
+                "step": torch.tensor(float(steps), device=master.device),
+                "exp_avg": self._flat["exp_avg"][group["span"]],
+                "exp_avg_sq": self._flat["exp_avg_sq"][group["span"]],
+            }
+
+    def _adopt(self, name: str, parameter: nn.Parameter) -> None:
+        """Begin with the parameter's value, and collect its gradient whenever a backward pass has made one."""
+        master, gradient = self._views["weights"][name], self._views["gradient"][name]
+        master.copy_(parameter.detach())
+        if parameter.dtype == master.dtype:
+            parameter.data, parameter.grad = master, gradient
+
+        def collect(parameter: Tensor) -> None:
+            self._has_gradient = True
+            if parameter.grad is not None and parameter.dtype != gradient.dtype:
+                gradient.add_(parameter.grad)
+                parameter.grad = None
+
+        parameter.register_post_accumulate_grad_hook(collect)  # type: ignore[no-untyped-call]
+
+    def _forget_gradient(self) -> None:
+        self._flat["gradient"].zero_()
+        self._has_gradient = False
+
+    def _check(self, tensors: Mapping[str, Tensor]) -> None:
+        odd = sorted(self._parameters.keys() ^ tensors.keys())
         if odd:
             raise RunError(f"the checkpoint is of another model or of other LoRA settings: {odd[0]} is in one only.")
-        for name, master in self._masters.items():
-            if weights[name].shape != master.shape:
-                raise RunError(f"the checkpoint's {name} has shape {tuple(weights[name].shape)}, not {master.shape}.")
+        for name, parameter in self._parameters.items():
+            if tensors[name].shape != parameter.shape:
+                found, wanted = tuple(tensors[name].shape), tuple(parameter.shape)
+                raise RunError(f"the checkpoint is of another model: its {name} has shape {found}, not {wanted}.")
 
     def _write_back(self) -> None:
         with torch.no_grad():
             for name, parameter in self._parameters.items():
-                if self._masters[name] is not parameter:
-                    parameter.copy_(self._masters[name])
-
-
-def _master(parameter: nn.Parameter) -> nn.Parameter:
-    if parameter.dtype == torch.float32:
-        return parameter
-    return nn.Parameter(parameter.detach().float())
-
-
-def _collector(master: nn.Parameter) -> Callable[[Tensor], None]:
-    def collect(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        if master.grad is None:
-            master.grad = parameter.grad.float()
-        else:
-            master.grad += parameter.grad
-        parameter.grad = None
-
-    return collect
+                if parameter.dtype != torch.float32:
+                    parameter.copy_(self._views["weights"][name])
