@@ -1,0 +1,165 @@
+"""What goes wrong around a run: the message, the exit code, and that the folder can be resumed. On a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fakes.tiny_model import save_tiny
+
+pytestmark = pytest.mark.slow
+
+AGENT = """
+import sys
+from openai import OpenAI
+
+client = OpenAI()
+reply = client.chat.completions.create(
+    model="policy", messages=[{"role": "user", "content": sys.argv[1]}], max_tokens=8
+)
+print(reply.choices[0].message.content)
+"""
+REWARD = "def even(episode):\n    return float(len(episode.attempt.stdout_tail) % 2)\n"
+RUN = """
+[model]
+path = "tiny"
+[tasks]
+train = "tasks.jsonl"
+eval = "tasks.jsonl"
+[harness]
+command = ["python", "agent.py", "{question}"]
+preload = ["openai"]
+timeout_s = 60
+[reward]
+name = "odd_or_even:even"
+[engine]
+max_model_len = 128
+[eval]
+limit = 2
+[train]
+steps = 2
+groups = 2
+group_size = 4
+lr = 1e-3
+"""
+TIMEOUT_S = 300
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def project(tmp_path, tiny):
+    (tmp_path / "tiny").symlink_to(tiny)
+    (tmp_path / "run.toml").write_text(RUN)
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "odd_or_even.py").write_text(REWARD)
+    tasks = [{"id": i, "question": f"question number {i}"} for i in range(6)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    return tmp_path
+
+
+def start(project, *overrides, preexec=None):
+    options = [part for override in overrides for part in ("-o", override)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "outrider", "train", "run.toml", "-o", f"out={project / 'run'}", *options],
+        cwd=project,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=preexec,
+    )
+
+
+def finish(process):
+    output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert "Traceback" not in output, output
+    return process.returncode, output
+
+
+def resumes(project):
+    """The same command ends well."""
+    status, output = finish(start(project))
+    assert status == 0, output
+    summary = json.loads((project / "run" / "summary.json").read_text())
+    assert summary["after"]["greedy"]["n"] == 2
+    steps = [json.loads(line) for line in (project / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in steps if record["kind"] == "step"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        ("import sys; sys.exit('no licence key')", "no licence key"),  # exits at once
+        ("import time; time.sleep(600)", "never called the model (timed out)"),  # hangs
+        ("import os; os.write(1, bytes(range(256)) * 100)", "never called the model (exit status 0"),  # garbage
+        ("def broken(:\n", "SyntaxError"),
+    ],
+)
+def test_a_harness_that_never_calls_the_model(project, agent, said):
+    (project / "agent.py").write_text(agent)
+    status, output = finish(start(project, "harness.timeout_s=2.0"))
+    assert status == 4, output
+    assert said in output
+    assert "no_calls" in output
+    assert "the same command goes on from there" in output
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        ("def even(episode):\n    raise KeyError('answer')\n", "raised KeyError: 'answer'"),
+        ("def even(episode):\n    return float('nan')\n", "returned nan"),
+    ],
+)
+def test_a_reward_that_cannot_tell(project, reward, said):
+    (project / "odd_or_even.py").write_text(reward)
+    status, output = finish(start(project))
+    assert status == 4, output
+    assert said in output
+
+
+def test_a_port_in_use(project):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        status, output = finish(start(project, f"gateway.port={taken.getsockname()[1]}"))
+    assert status == 3, output
+    assert "gateway.port: cannot listen on" in output
+
+
+def test_a_full_disk(project):
+    # A limit on the size of files is what a full disk looks like to whoever writes them, and needs no root.
+    limit = 60_000
+    status, output = finish(start(project, preexec=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))))
+    assert status in (3, 4), output
+    assert "run" in output
+    resumes(project)
+
+
+def test_ctrl_c_twice_leaves_at_once_and_nothing_behind(project):
+    (project / "agent.py").write_text("import time\n" + AGENT + "time.sleep(120)\n")
+    process = start(project, "harness.timeout_s=60.0")
+    work = project / "run" / "work"
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (work.exists() and any(work.glob("*.stdout"))):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, signal.SIGINT)
+    status, output = finish(process)
+    assert status == 130, output
+    (project / "agent.py").write_text(AGENT)
+    resumes(project)
