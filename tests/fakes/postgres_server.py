@@ -12,6 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from outrider.stores.postgres_schema import LOCK
+
 
 class PostgresServer:
     """`url` opens its one database; each test takes a schema of its own in it (`new_schema`)."""
@@ -44,6 +46,13 @@ class PostgresServer:
         server = self._server
         command = ("-w", "-D", str(server.pgdata), *arguments)
         pgexec("pg_ctl", command, bin_path=server.bin_path, user=server.system_user)
+
+
+def lock_out(admin: psycopg.Connection[Any], schema: str) -> None:
+    """Hold the store's lock until the connection commits, as another gateway's slow transaction does."""
+    admin.execute("BEGIN")
+    admin.execute(f"SET LOCAL search_path = {schema}")
+    admin.execute(LOCK)
 
 
 @contextlib.contextmanager
