@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 
 import psutil
@@ -17,6 +16,19 @@ from outrider.executors.local import LocalExecutor
 from outrider.protocols import Executor
 
 SLEEP = "import time\ntime.sleep(600)"
+TRAINER = """
+import sys
+from pathlib import Path
+from outrider.config import HarnessConfig
+from outrider.executors.local import LocalExecutor
+from outrider.protocols import Launch
+from outrider.types import Task
+
+root = Path(sys.argv[1])
+executor = LocalExecutor(HarnessConfig(command=("python", "agent.py")), root=root)
+executor.start(Launch(attempt_id="a", task=Task(id="t", fields={}), env={}, workdir=root / "w"))
+executor.poll(600)
+"""
 
 
 def test_it_is_an_executor(tmp_path):
@@ -139,8 +151,11 @@ def test_stop_kills_the_group(bench):
 
 def test_a_child_without_a_group_of_its_own_yet_is_killed(bench):
     with subprocess.Popen(["sleep", "600"]) as process:
-        kill_group(process.pid, signal.SIGKILL)
-        assert process.wait(PATIENCE_S) == -signal.SIGKILL
+        try:
+            kill_group(process.pid, signal.SIGKILL)
+            assert process.wait(PATIENCE_S) == -signal.SIGKILL
+        finally:
+            process.kill()
 
 
 def test_stop_at_once(bench):
@@ -258,19 +273,7 @@ def test_killing_the_parent_kills_everything(bench):
         "open('pid', 'w').write(f'{p.pid}\\n')\nopen('leader', 'w').write(f'{os.getpid()}\\n')\np.wait()",
     )
     (bench.root / "w").mkdir()
-    trainer = f"""
-        from pathlib import Path
-        from outrider.config import HarnessConfig
-        from outrider.executors.forkserver import kill_group
-from outrider.executors.local import LocalExecutor
-        from outrider.protocols import Launch
-        from outrider.types import Task
-        root = Path({str(bench.root)!r})
-        executor = LocalExecutor(HarnessConfig(command=("python", "agent.py")), root=root)
-        executor.start(Launch(attempt_id="a", task=Task(id="t", fields={{}}), env={{}}, workdir=root / "w"))
-        executor.poll(600)
-    """
-    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(trainer)]) as process:
+    with subprocess.Popen([sys.executable, "-c", TRAINER, str(bench.root)]) as process:
         pids = [read_pid(bench.root / "w" / name) for name in ("pid", "leader")]
         server = psutil.Process(process.pid).children()[0].pid
         process.kill()
