@@ -27,6 +27,7 @@ from outrider.reconcile import Reconciler
 from outrider.registry import resolve
 from outrider.rl.advantages import ESTIMATORS
 from outrider.runfolder import RunFolder
+from outrider.stores import open_store
 from outrider.supervise import Service, Supervisor, free_port
 from outrider.train import Parts, Progress, Trainer
 from outrider.types import Failure, Json, Task
@@ -88,7 +89,7 @@ def train(inputs: Inputs, observer: Observer, stop: threading.Event) -> Json:
         run = stack.enter_context(services_running(inputs, model, progress, observer))
         backend = make_backend(config, model)  # takes seconds, while the services come up
         run.supervisor.await_ready()
-        store = stack.enter_context(contextlib.closing(open_store(config, folder)))
+        store = stack.enter_context(contextlib.closing(open_run_store(config, folder)))
         parts = Parts(
             store=store,
             reconciler=make_reconciler(inputs, store, run, observer, stop),
@@ -116,7 +117,7 @@ def evaluate(inputs: Inputs, observer: Observer, stop: threading.Event) -> Json:
         model = locate_model(config, inputs.root)
         run = stack.enter_context(services_running(inputs, model, Progress(), observer))
         run.supervisor.await_ready()
-        store = stack.enter_context(contextlib.closing(open_store(config, folder)))
+        store = stack.enter_context(contextlib.closing(open_run_store(config, folder)))
         reconciler = make_reconciler(inputs, store, run, observer, stop)
         record = measuring.measure(
             "eval",
@@ -215,7 +216,7 @@ class Services:
     def gateway(self) -> Service:
         config = self._config
         argv = [*OUTRIDER, "gateway", "--host", config.gateway.host, "--port", str(self._gateway_port)]
-        argv += ["--upstream", self._engine_url, "--store", f"{config.store.kind}:///{self._folder.store_file}"]
+        argv += ["--upstream", self._engine_url, "--store", store_url(config, self._folder)]
         argv += ["--store-synchronous", config.store.synchronous, "--mode", "train"]
         argv += ["--model", config.model.name]
         argv += ["--max-body-mb", str(config.gateway.max_body_mb)]
@@ -263,7 +264,7 @@ def opened(folder: RunFolder) -> Iterator[Store]:
     file = folder.root / "config.json"
     if not file.exists():
         raise ConfigError(f"{folder.root}: this is no run folder, it has no config.json.")
-    with contextlib.closing(open_store(parse(json.loads(file.read_text(encoding="utf-8"))), folder)) as store:
+    with contextlib.closing(open_run_store(parse(json.loads(file.read_text(encoding="utf-8"))), folder)) as store:
         yield store
 
 
@@ -284,11 +285,12 @@ def tokenizer(folder: RunFolder) -> Callable[[Sequence[int]], list[str]] | None:
     return lambda ids: [loaded.decode([int(token)], skip_special_tokens=False) for token in ids]
 
 
-def open_store(config: RunConfig, folder: RunFolder) -> Store:
-    store: Store = resolve("store", config.store.kind, field="store.kind")(
-        folder.store_file, synchronous=config.store.synchronous
-    )
-    return store
+def store_url(config: RunConfig, folder: RunFolder) -> str:
+    return config.store.url or f"sqlite:///{folder.store_file}"
+
+
+def open_run_store(config: RunConfig, folder: RunFolder) -> Store:
+    return open_store(store_url(config, folder), synchronous=config.store.synchronous)
 
 
 @contextlib.contextmanager

@@ -3,43 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from functools import wraps
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
 import click
 
-from outrider import __version__
+from outrider import __version__, cli_store
 from outrider import config as configuration
+from outrider.cli_common import told_plainly
 from outrider.errors import OutriderError
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def told_plainly(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn an `OutriderError` into its message and exit code. A bug keeps its traceback."""
-
-    @wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return command(*args, **kwargs)
-        except OutriderError as error:
-            click.echo("\n".join([f"outrider: {error}", *getattr(error, "__notes__", ())]), err=True)
-            sys.exit(error.exit_code)
-        except OSError as error:
-            if error.errno != errno.ENOSPC and error.filename is None:
-                raise
-            click.echo(f"outrider: {error.filename or 'the disk'}: {error.strerror}", err=True)
-            sys.exit(3)
-
-    return wrapped
 
 
 @click.group(context_settings={"auto_envvar_prefix": "OUTRIDER", "help_option_names": ["-h", "--help"]})
@@ -55,6 +32,11 @@ def main() -> None:
 
     Every option can also be set by a variable: OUTRIDER_GATEWAY_PORT is --port of `outrider gateway`.
     """
+
+
+main.add_command(cli_store.export)
+main.add_command(cli_store.prune)
+main.add_command(cli_store.backup)
 
 
 # -- services ----------------------------------------------------------------------------------------------------------

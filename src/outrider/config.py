@@ -80,7 +80,12 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
 
 
 class StoreConfig(Section, frozen=True, kw_only=True):
-    kind: Annotated[str, Meta(description="Store plug-in.")] = "sqlite"
+    url: Annotated[
+        str,
+        Meta(
+            description="postgresql://user:password@host/database, of this run alone; empty for SQLite in its folder."
+        ),
+    ] = ""
     synchronous: Annotated[
         Literal["FULL", "NORMAL"],
         Meta(description="SQLite: FULL survives a power cut, NORMAL only a crash of the process."),
