@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from fakes.records import make_call
 
+from fakes.records import make_call
 from outrider.cli import main
 from outrider.stores import open_store
 
@@ -16,7 +16,7 @@ def url(tmp_path):
     url = f"sqlite:///{tmp_path / 'store.sqlite3'}"
     store = open_store(url)
     for number in range(5):
-        store.append_call(replace(make_call(), id=f"call-{number}", attempt_id="attempt", started_at=1.0)).result()
+        store.append_call(replace(make_call(f"call-{number}"), attempt_id="attempt", started_at=1.0)).result()
     store.close()
     return url
 
