@@ -450,7 +450,7 @@ class Backend(Protocol):
         """Clip, step, zero the gradient."""
 
     def logprobs(self, samples: Sequence[Sample], *, reference: bool = False) -> list[FloatArray]:
-        """Per token log-probs at the sample's temperature, shape (T,) each; position 0 is 0. No gradient."""
+        """Log-probs of trained tokens at the sample's temperature, (T,) each; 0 where its mask is false. No gradient."""
 
     def publish(self, directory: Path) -> Path:
         """Write the present weights in Hugging Face layout to `directory`, atomically; returns it."""
