@@ -74,13 +74,17 @@ class MasterAdamW:
         """All that a resume needs beside `steps`: for each of `TABLES` a float32 tensor for each parameter name."""
         return {table: self._views[table] for table in self.TABLES}
 
-    def restore(self, tables: Mapping[str, Mapping[str, Tensor]], steps: int) -> None:
-        """Take over what `tensors` gave. Raises `RunError` where it belongs to another model."""
+    def restore(self, tables: dict[str, dict[str, Tensor]], steps: int) -> None:
+        """Take over what `tensors` gave. Raises `RunError` where it belongs to another model.
+
+        Empties `tables` on the way: they may be mapped from files as large as the optimiser itself.
+        """
         for table in self.TABLES:
             self._check(tables[table])
         for table in self.TABLES:
+            tensors = tables.pop(table)
             for name, view in self._views[table].items():
-                view.copy_(tables[table][name])
+                view.copy_(tensors.pop(name))
         self._take_step_count(steps)
         self._forget_gradient()
         self._write_back()
