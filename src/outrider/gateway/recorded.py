@@ -40,7 +40,7 @@ class RecordedCall:
         self._call = call
         self._record = record
         self._commit = commit
-        self._translated = bool(record.prepared.path)
+        self._translated = bool(record.prepared.path) or record.turn is not None
 
     async def run(self) -> None:
         """Raises `Refused` where the agent gets an error instead of an answer."""

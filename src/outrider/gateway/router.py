@@ -19,15 +19,14 @@ import msgspec
 from outrider.errors import RequestError, StoreError
 from outrider.gateway.admin import Admin
 from outrider.gateway.admission import VERSION_KEY, Admission, Refused
-from outrider.gateway.continuation.turns import Continuation
+from outrider.gateway.continuation.start import make_continuation
 from outrider.gateway.counters import Counters
 from outrider.gateway.exchange import JSON_TYPE, ClientGone, Exchange, Receive, Scope, Send
-from outrider.gateway.options import GatewayOptions, load_renderer
+from outrider.gateway.options import GatewayOptions
 from outrider.gateway.relay import Relay
 from outrider.gateway.sessions import Sessions
 from outrider.gateway.upstream import Upstream
 from outrider.protocols import Dialect, Store, TokenCounter
-from outrider.registry import resolve
 from outrider.types import Mode
 
 log = logging.getLogger("outrider.gateway")
@@ -59,7 +58,7 @@ class Gateway:
             self._counters,
             max_body_bytes=max_body_bytes,
             model=options.model,
-            continuation=_continuation(options, store, dialects, self._counters),
+            continuation=make_continuation(options, store, dialects, self._counters),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,16 +132,6 @@ class Gateway:
             headers.append((b"retry-after", b"%d" % error.retry_after_s))
         body = dialect.error(error.status, str(error), code=error.code, param=error.param)
         await exchange.respond(error.status, headers, body)
-
-
-def _continuation(
-    options: GatewayOptions, store: Store, dialects: Sequence[Dialect], counters: Counters
-) -> Continuation | None:
-    renderer = load_renderer(options)
-    if renderer is None:
-        return None
-    completions: Dialect = resolve("dialect", "openai_completions", field="tokens")()
-    return Continuation(renderer, store, dialects, completions, counters)
 
 
 def _split_key(path: bytes) -> tuple[str | None, bytes]:

@@ -94,7 +94,7 @@ class ContinuedReader:
         return self._inner.error_body(status, body)
 
     def end(self) -> bytes:
-        return self._inner.end()
+        return b"" if self._error else self._inner.end()
 
     def fail(self, status: int, message: str, *, code: str | None = None) -> bytes:
         return self._inner.fail(status, message, code=code)
@@ -107,7 +107,8 @@ class ContinuedReader:
             reply = _reply.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             self._error = f"the answer of the engine is not what it should be: {error}"
-            return body
+            problem = {"message": f"Upstream: {self._error}", "type": "server_error", "param": None, "code": None}
+            return self._inner.error_body(502, _encode({"error": problem})).body
         if reply.error is not None or reply.choices is None:
             return self._inner.body(body)
         whole = {**_head(reply, "chat.completion"), "choices": [self._whole(choice) for choice in reply.choices]}
@@ -130,6 +131,8 @@ class ContinuedReader:
     # -- streams ---------------------------------------------------------------------------------------------------
 
     def event(self, event: Event) -> bytes:
+        if self._error:
+            return b""  # the agent was told that there is no answer
         self._tokens.event(event)
         if not event.data:
             return self._inner.event(event)

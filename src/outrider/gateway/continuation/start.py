@@ -1,0 +1,26 @@
+"""Continuation as a gateway's options ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from outrider.errors import ConfigError
+from outrider.gateway.continuation.turns import Continuation
+from outrider.gateway.counters import Counters
+from outrider.gateway.options import GatewayOptions
+from outrider.protocols import Dialect, Renderer, Store
+from outrider.registry import resolve
+
+
+def make_continuation(
+    options: GatewayOptions, store: Store, dialects: Sequence[Dialect], counters: Counters
+) -> Continuation | None:
+    """None where the engine renders the prompts. Raises `ConfigError`."""
+    if options.tokens not in ("gateway", "engine"):
+        raise ConfigError(f"tokens: must be gateway or engine, not {options.tokens!r}.")
+    if options.tokens == "engine" or not options.tokenizer:
+        return None
+    renderer: Renderer = resolve("renderer", options.renderer, field="renderer")(Path(options.tokenizer))
+    completions: Dialect = resolve("dialect", "openai_completions", field="tokens")()
+    return Continuation(renderer, store, dialects, completions, counters)
