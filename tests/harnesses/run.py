@@ -69,7 +69,10 @@ def describe(harness: Harness) -> str:
         for variant in harness.variants
     )
     cached = "installed" if is_cached(harness) else "not installed"
-    return f"{harness.name:15} {' '.join(harness.requirements)} [{cached}]\n{'':15} {variants}"
+    lines = [f"{harness.name:15} {' '.join(harness.requirements)} [{cached}]", variants]
+    if harness.needs:
+        lines.append(f"needs {harness.needs}")
+    return f"\n{'':15} ".join(lines)
 
 
 def wanted(harness: Harness, dialects: Sequence[Dialect]) -> list[Variant]:
