@@ -450,7 +450,7 @@ class Backend(Protocol):
         """Clip, step, zero the gradient."""
 
     def logprobs(self, samples: Sequence[Sample], *, reference: bool = False) -> list[FloatArray]:
-        """Log-probs of trained tokens at the sample's temperature, (T,) each; 0 where its mask is false. No gradient."""
+        """Log-probs of trained tokens at the sample's temperature, (T,) each; 0 where the mask is false."""
 
     def publish(self, directory: Path) -> Path:
         """Write the present weights in Hugging Face layout to `directory`, atomically; returns it."""
