@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import mmap
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -15,21 +16,18 @@ from outrider.types import IntArray
 
 BLOCK = 16
 """Tokens in a block of the prefix cache."""
-ALIGNMENT = 64
-"""Bytes in a cache line."""
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros whose memory the system hands out only when it is written to. (On a GPU it is all taken at once.)
 
-    Not `torch.empty`: positions that are masked out still meet a weight of 0, and 0 times garbage may be NaN.
+    Not `torch.empty`: positions that are masked out still meet a weight of 0, and 0 times garbage may be NaN. Not
+    `numpy.zeros`: it asks for huge pages, with which a few tokens a slot would take up all of the memory.
     """
     size = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not size:
         return torch.zeros(*shape, dtype=dtype, device=device)
-    raw = np.zeros(size + ALIGNMENT, dtype=np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return torch.from_numpy(raw[start : start + size]).view(dtype).view(*shape)
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(*shape)
 
 
 class Slots:
