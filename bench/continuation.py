@@ -1,0 +1,197 @@
+"""CPU time that exact continuation takes of one call, at a prompt of about 4,000 tokens.
+
+    python bench/continuation.py --tokenizer FOLDER [--tokens 4000] [--repeat 200]
+
+Prints one JSON object: milliseconds of CPU a call for each part, and in all.
+
+    reading       parses the request and finds its branch
+    extending     makes the ids of the new messages
+    asking        writes the completions request
+    answering     reads a streamed answer of `answer_tokens`, one a chunk, makes chat chunks of it, opens its branch
+
+For comparison, `chat_reading_ms` is what the chunks cost where the engine speaks chat itself, and `rendering_ms` what a
+full render costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from outrider.dialects.openai_chat import OpenAIChat
+from outrider.dialects.openai_completions import OpenAICompletions
+from outrider.gateway.continuation.branches import Branch, Branches
+from outrider.gateway.continuation.meaning import digest, follow, meaning_of, read_talk
+from outrider.gateway.continuation.reader import ContinuedReader
+from outrider.gateway.continuation.request import completions_body, read_chat
+from outrider.gateway.sse import parse_event
+from outrider.protocols import Event, UpstreamRequest
+from outrider.renderers.template import TemplateRenderer
+from outrider.types import Break
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Searches the files of the project for a text and returns the lines that hold it.",
+        "parameters": {"type": "object", "properties": {"text": {"type": "string"}, "path": {"type": "string"}}},
+    },
+}
+LINE = "src/module/part_%d.py:%d: the function that reads the file returns %d when it is empty\n"
+
+
+def conversation(turns: int) -> list[dict[str, Any]]:
+    """A system prompt, a task, and calls of a tool with their results."""
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "You are an agent that works on a code base. " * 8},
+        {"role": "user", "content": "Find out why the tests fail. " * 10},
+    ]
+    for turn in range(turns):
+        arguments = json.dumps({"text": f"part {turn}", "path": "src"})
+        call = {"id": f"c{turn}", "type": "function", "function": {"name": "search", "arguments": arguments}}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        text = "".join(LINE % (turn, number, number) for number in range(6))
+        messages.append({"role": "tool", "tool_call_id": f"c{turn}", "content": text})
+    return messages
+
+
+def cpu_ms(step: Callable[[], Any], repeat: int) -> float:
+    """Median CPU time of `step`, milliseconds."""
+    took = []
+    for _ in range(repeat):
+        began = time.process_time_ns()
+        step()
+        took.append(time.process_time_ns() - began)
+    return statistics.median(took) / 1e6
+
+
+def streamed(prompt_ids: list[int], answer_ids: list[int], *, chat: bool = False) -> list[Event]:
+    """What an engine sends for an answer, one token a chunk."""
+    head = {"id": "cmpl-1", "created": 1764500000, "model": "policy"}
+    chunks: list[dict[str, Any]] = []
+    for number, token in enumerate(answer_ids):
+        last = number == len(answer_ids) - 1
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "stop" if last else None, "token_ids": [token]}
+        if chat:
+            entry = {"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": []}
+            choice |= {"delta": {"content": "x"}, "logprobs": {"content": [entry]}}
+        else:
+            logprobs = {"tokens": ["x"], "token_logprobs": [-0.5], "top_logprobs": [{"x": -0.5}], "text_offset": [0]}
+            choice |= {"text": "x", "logprobs": logprobs}
+        if number == 0:
+            choice["prompt_token_ids"] = prompt_ids
+        chunks.append({**head, "choices": [choice]})
+    usage = {"prompt_tokens": len(prompt_ids), "completion_tokens": len(answer_ids)}
+    chunks.append({**head, "choices": [], "usage": usage})
+    raw = [b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks]
+    return [parse_event(one) for one in [*raw, b"data: [DONE]\n\n"]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokenizer", type=Path, required=True, help="Folder with tokenizer.json and chat template.")
+    parser.add_argument("--tokens", type=int, default=4000, help="Length of the prompt.")
+    parser.add_argument("--repeat", type=int, default=200)
+    asked = parser.parse_args()
+    renderer = TemplateRenderer(asked.tokenizer)
+
+    turns = 1
+    while len(renderer.render(plain(conversation(turns)), [TOOL], {})) < asked.tokens:
+        turns += 1
+    messages = conversation(turns)
+    body = msgspec.json.encode({"model": "policy", "messages": messages, "tools": [TOOL], "temperature": 1.0})
+    request = read_chat(body, shows_ids=False, shows_logprobs=False)
+    prompt_ids = renderer.render(request.messages[:-2], [TOOL], {})
+    answer = '<tool_call>\n{"name": "search", "arguments": {"text": "part", "path": "src"}}\n</tool_call>'
+    answer_ids = renderer.text.encode(answer)
+
+    branches = Branches(10**7)
+    head = digest(renderer.head([TOOL], {}))
+    talk = read_talk(head, request.messages[:-1])
+    branch = Branch(
+        head=head,
+        options=digest({}),
+        meanings=talk.meanings,
+        prompt_ids=np.array(prompt_ids, dtype=np.int32),
+        completion_ids=np.array(answer_ids, dtype=np.int32),
+    )
+    branches.add("attempt", talk.chain[-1], branch)
+
+    def reading() -> None:
+        read = read_chat(body, shows_ids=False, shows_logprobs=False)
+        read_head = digest(renderer.head(read.tools, read.options))
+        assert branches.attempt("attempt").find(read_talk(read_head, read.messages)) is not None
+
+    def extending() -> list[int]:
+        found = renderer.extend(
+            branch.prompt_ids.tolist(),
+            branch.completion_ids.tolist(),
+            request.messages[:-2],
+            request.messages[-2],
+            request.messages[-1:],
+            request.tools,
+            request.options,
+        )
+        assert not isinstance(found, Break), found
+        return found
+
+    extended = extending()
+
+    def answering() -> None:
+        inner = dialect.reader(UpstreamRequest(body=b"", sampling={}))
+        tokens = completions.reader(UpstreamRequest(body=b"", sampling={}))
+        reader = ContinuedReader(
+            inner, tokens, renderer=renderer, request=request, prompt_ids=extended, tells_prompt=False
+        )
+        for event in events:
+            reader.event(event)
+        reader.result()
+        meaning = meaning_of(reader.answers[0].message.plain(), {}, len(talk.meanings))
+        branches.add("attempt", follow(talk.chain[-1], meaning), branch)
+
+    dialect, completions = OpenAIChat(), OpenAICompletions()
+    events = streamed(extended, answer_ids)
+    chat_events = streamed(extended, answer_ids, chat=True)
+
+    def chat_reading() -> None:
+        reader = dialect.reader(UpstreamRequest(body=b"", sampling={}, hidden=frozenset({"token_ids", "logprobs"})))
+        for event in chat_events:
+            reader.event(event)
+        reader.result()
+
+    parts = {
+        "reading": cpu_ms(reading, asked.repeat),
+        "extending": cpu_ms(extending, asked.repeat),
+        "asking": cpu_ms(lambda: completions_body(request, extended), asked.repeat),
+        "answering": cpu_ms(answering, asked.repeat),
+    }
+    print(
+        json.dumps(
+            {
+                "prompt_tokens": len(extended),
+                "messages": len(messages),
+                "answer_tokens": len(answer_ids),
+                "cpu_ms": {name: round(value, 3) for name, value in parts.items()},
+                "total_ms": round(sum(parts.values()), 3),
+                "limit_ms": 2.0,
+                "chat_reading_ms": round(cpu_ms(chat_reading, asked.repeat), 3),
+                "rendering_ms": round(cpu_ms(lambda: renderer.render(request.messages, [TOOL], {}), 20), 3),
+            }
+        )
+    )
+
+
+def plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**message, "content": message["content"] or ""} for message in messages]
+
+
+if __name__ == "__main__":
+    main()
