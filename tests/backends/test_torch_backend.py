@@ -12,6 +12,7 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from outrider.backends import tree_attention
 from outrider.backends.torch import TorchBackend
 from outrider.errors import BatchError, ConfigError, RunError
 from outrider.protocols import Backend, LossSpec
@@ -119,6 +120,21 @@ def test_other_architectures_share_prefixes_or_say_that_they_cannot(tmp_path, re
         torch.testing.assert_close(one, gradient, rtol=1e-4, atol=1e-4 * max(1.0, float(gradient.abs().max())))
     found = made.logprobs([row.sample for row in rows])
     np.testing.assert_allclose(np.concatenate(found), np.concatenate(logprobs), atol=1e-4)
+
+
+def test_a_model_that_falls_back_is_left_as_it_was(tiny, monkeypatch, branching_rows):
+    def refuse(*arguments, **others):
+        raise NotImplementedError("for this test")
+
+    rows = branching_rows()
+    expected = backend(tiny).forward_backward(rows, LossSpec())
+    monkeypatch.setattr(tree_attention, "attend", refuse)
+    with pytest.warns(UserWarning, match="LlamaForCausalLM cannot share prefixes \\(for this test\\)"):
+        made = backend(tiny)
+    assert not any("forward" in module.__dict__ for module in made._model.module.modules())
+    stats = made.forward_backward(rows, LossSpec())
+    assert stats.loss == pytest.approx(expected.loss, abs=1e-5)
+    assert stats.tokens_computed > expected.tokens_computed
 
 
 def test_stats_by_hand(tiny, branching_rows):

@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from outrider.backends import tree_attention
 from outrider.backends.head import Targets, token_logprobs
-from outrider.backends.lean import slim
+from outrider.backends.lean import slim, unslim
 from outrider.backends.packing import Index, Pack, pack
 from outrider.errors import ConfigError
 from outrider.types import Sample
@@ -120,7 +120,9 @@ class LanguageModel:
                 if difference < 1e-3:
                     return True
                 reason = f"log-probs differ by {difference:.2g}"
+        self.packed = False
         self.module.set_attn_implementation(standard)
+        unslim(self.module)
         name = type(self.module).__name__
         warnings.warn(
             f"{name} cannot share prefixes ({reason}); it is trained row by row, which is slower.", stacklevel=4

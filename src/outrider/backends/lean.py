@@ -25,6 +25,13 @@ def slim(module: nn.Module) -> None:
             part.forward = MethodType(_mlp_forward, part)
 
 
+def unslim(module: nn.Module) -> None:
+    """Undo `slim`."""
+    for part in module.modules():
+        if getattr(part.__dict__.get("forward"), "__func__", None) in (_norm_forward, _mlp_forward):
+            del part.__dict__["forward"]
+
+
 def _is_swiglu(part: nn.Module) -> bool:
     names = {name for name, _ in part.named_children()}
     return names == {"gate_proj", "up_proj", "down_proj", "act_fn"} and "SiLU" in type(part.act_fn).__name__
