@@ -30,9 +30,13 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
         assert not target.exists()
     assert (target / "one").read_text() == "1"
 
-    with pytest.raises(KeyError), atomic_directory(target) as folder:
-        (folder / "one").write_text("2")
-        raise KeyError
+    def interrupted():
+        with atomic_directory(target) as folder:
+            (folder / "one").write_text("2")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        interrupted()
     assert (target / "one").read_text() == "1"
 
     with pytest.raises(SetupError, match=r"cannot write .*weights: No space left"), atomic_directory(target):
