@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import click
 
-from outrider import __version__, cli_store
+from outrider import __version__, cli_gateway, cli_store
 from outrider import config as configuration
 from outrider.cli_common import told_plainly
 from outrider.errors import OutriderError
@@ -34,6 +34,7 @@ def main() -> None:
     """
 
 
+main.add_command(cli_gateway.gateway)
 main.add_command(cli_store.export)
 main.add_command(cli_store.prune)
 main.add_command(cli_store.backup)
@@ -86,73 +87,6 @@ def engine(
             threads=threads,
             seed=seed,
             version=policy_version,
-            parent_pid=parent_pid,
-        )
-    )
-
-
-@main.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8080, show_default=True, help="Port; 0 for any free one.")
-@click.option("--upstream", required=True, help="Base URL of the engine or provider, without /v1.")
-@click.option("--store", required=True, help="Where calls are kept: sqlite:///PATH.")
-@click.option("--store-synchronous", type=click.Choice(["FULL", "NORMAL"]), default="FULL", show_default=True)
-@click.option(
-    "--mode",
-    type=click.Choice(["passthrough", "record", "train", "eval"]),
-    default="passthrough",
-    show_default=True,
-    help="What is kept of calls that come without an attempt key; a key brings its own mode.",
-)
-@click.option(
-    "--model", default="", help="The policy's name upstream, for calls of attempts; empty keeps the agents' own."
-)
-@click.option(
-    "--upstream-dialect",
-    "upstream_dialects",
-    multiple=True,
-    default=("openai_chat", "openai_completions"),
-    show_default=True,
-    help="A dialect that the upstream speaks itself; others are translated to chat completions. May be repeated.",
-)
-@click.option(
-    "--admin-key", default="", help="Opens /admin; better given as OUTRIDER_ADMIN_KEY.", envvar="OUTRIDER_ADMIN_KEY"
-)
-@click.option("--max-body-mb", default=64.0, show_default=True, help="Largest request body, MiB.")
-@click.option("--upstream-timeout-s", default=600.0, show_default=True, help="Longest wait for an answer, seconds.")
-@click.option("--parent-pid", default=0, help="Stop when this process is gone.", hidden=True)
-@told_plainly
-def gateway(
-    host: str,
-    port: int,
-    upstream: str,
-    store: str,
-    store_synchronous: Literal["FULL", "NORMAL"],
-    mode: str,
-    model: str,
-    upstream_dialects: tuple[str, ...],
-    admin_key: str,
-    max_body_mb: float,
-    upstream_timeout_s: float,
-    parent_pid: int,
-) -> None:
-    """Run the gateway between agents and their model. Ready when GET /health answers 200."""
-    from outrider.gateway.app import GatewayOptions, serve
-    from outrider.types import Mode
-
-    serve(
-        GatewayOptions(
-            host=host,
-            port=port,
-            upstream=upstream,
-            store=store,
-            store_synchronous=store_synchronous,
-            mode=Mode(mode),
-            model=model,
-            upstream_dialects=upstream_dialects,
-            admin_key=admin_key,
-            max_body_mb=max_body_mb,
-            upstream_timeout_s=upstream_timeout_s,
             parent_pid=parent_pid,
         )
     )

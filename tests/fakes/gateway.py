@@ -174,7 +174,12 @@ class HostedGateway(RunningGateway):
 
 
 def make_options(engine: ScriptedEngine, path: Path, **options: Any) -> GatewayOptions:
-    defaults: dict[str, Any] = {"upstream": engine.base_url, "store": f"sqlite:///{path}", "admin_key": ADMIN_KEY}
+    defaults: dict[str, Any] = {
+        "upstream": engine.base_url,
+        "store": f"sqlite:///{path}",
+        "admin_key": ADMIN_KEY,
+        "port": 0,
+    }
     return GatewayOptions(**(defaults | options))
 
 

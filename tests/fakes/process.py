@@ -30,7 +30,13 @@ class GatewayProcess:
     """Started on entering, killed on leaving."""
 
     def __init__(self, engine: ScriptedEngine, path: Path, **options: Any) -> None:
-        defaults = {"upstream": engine.base_url, "store": f"sqlite:///{path}", "admin_key": ADMIN_KEY, "mode": "train"}
+        defaults = {
+            "upstream": engine.base_url,
+            "store": f"sqlite:///{path}",
+            "admin_key": ADMIN_KEY,
+            "mode": "train",
+            "port": 0,
+        }
         self._options = defaults | options
         self.base_url = ""
         self.port = 0

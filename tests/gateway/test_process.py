@@ -138,7 +138,7 @@ def test_it_ends_when_its_parent_has_gone(engine, tmp_path):
 
 
 def options(tmp_path, **fields):
-    defaults = {"upstream": "http://127.0.0.1:1", "store": f"sqlite:///{tmp_path / 's.sqlite3'}"}
+    defaults = {"upstream": "http://127.0.0.1:1", "store": f"sqlite:///{tmp_path / 's.sqlite3'}", "port": 0}
     return GatewayOptions(**(defaults | fields))
 
 
@@ -154,7 +154,15 @@ def test_a_port_in_use_is_told_by_number(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "error", "match"),
     [
-        ({"host": "no.such.host.invalid"}, SetupError, "gateway.host"),
+        ({"host": "no.such.host.invalid", "admin_key": "x"}, SetupError, "gateway.host"),
+        ({"host": "0.0.0.0"}, ConfigError, "admin_key.*--admin-key, OUTRIDER_ADMIN_KEY"),
+        ({"host": "::"}, ConfigError, "admin_key"),
+        ({"admin_key": "sha256:12"}, ConfigError, "admin_key.*64 hex"),
+        ({"admin_key": "a,b", "read_key": "b"}, ConfigError, "one of them only"),
+        ({"reward_min": 1.0, "reward_max": 1.0}, ConfigError, "reward_min"),
+        ({"redact_patterns": ("(",)}, ConfigError, "redact_patterns.*regular expression"),
+        ({"redact_patterns": ("x*",)}, ConfigError, "redact_patterns.*everywhere"),
+        ({"upstream_dialects": ("openai_chad",)}, ConfigError, "upstream_dialects"),
         ({"upstream": "localhost:80"}, ConfigError, "upstream"),
         ({"store": "s.sqlite3"}, ConfigError, "store.*sqlite:///PATH"),
         ({"store": "sqlite:///"}, ConfigError, "sqlite:///PATH"),

@@ -1,10 +1,18 @@
-"""The trainer's side of the gateway: ``/admin/pause``, ``/admin/resume``, ``/admin/stats``. JSON in, JSON out."""
+"""The control side of the gateway, JSON in and out. Each route opens with the key of one role, or of a higher one.
+
+POST /admin/pause, /admin/resume          a trainer, around a publish
+POST /admin/attempts/ID/rewards           a grader, also after the attempt has ended
+GET  /admin/attempts/ID/rewards           a reader
+GET  /admin/attempts/ID/calls             a reader
+GET  /admin/stats                         a reader
+"""
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Awaitable, Callable
+import asyncio
+import re
 from typing import Annotated, Any
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -12,10 +20,16 @@ from outrider.errors import RequestError
 from outrider.gateway.admission import Admission
 from outrider.gateway.counters import Counters
 from outrider.gateway.exchange import JSON_TYPE, Exchange
+from outrider.gateway.feedback import Feedback, as_json
+from outrider.gateway.roles import GRADE, READ, TRAIN, Role, Roles
+from outrider.gateway.sessions import token_of
 from outrider.protocols import Store
-from outrider.types import Json
+from outrider.types import Call, Json
 
 MAX_BODY_BYTES = 1 << 16
+
+# An id may hold a slash: it is one segment, with the slash spelled %2F.
+_ATTEMPT = re.compile(rb"/admin/attempts/([^/]+)/(rewards|calls)")
 
 
 class _Pause(msgspec.Struct, forbid_unknown_fields=True):
@@ -27,46 +41,92 @@ class _Resume(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Admin:
-    """Guarded by the admin key; with an empty one nobody is let in."""
+    """Without any key nobody is let in."""
 
-    def __init__(self, admin_key: str, admission: Admission, store: Store, counters: Counters) -> None:
-        self._admin_key = admin_key.encode()
+    def __init__(
+        self, roles: Roles, admission: Admission, store: Store, counters: Counters, feedback: Feedback
+    ) -> None:
+        self._roles = roles
         self._admission = admission
         self._store = store
         self._counters = counters
-        self._routes: dict[tuple[str, bytes], Callable[[bytes], Awaitable[Json]]] = {
-            ("POST", b"/admin/pause"): self._pause,
-            ("POST", b"/admin/resume"): self._resume,
-            ("GET", b"/admin/stats"): self._stats,
-        }
+        self._feedback = feedback
 
     async def handle(self, exchange: Exchange) -> None:
         """Raises `RequestError`."""
-        given = (exchange.header(b"authorization") or b"").removeprefix(b"Bearer ")
-        if not self._admin_key or not hmac.compare_digest(given, self._admin_key):
-            raise RequestError("This needs the admin key.", status=401, code="invalid_admin_key")
-        route = self._routes.get((exchange.method, exchange.path))
-        if route is None:
-            raise RequestError(f"There is no {exchange.method} {exchange.path.decode('latin-1')}.", status=404)
-        answer = await route(await exchange.body(MAX_BODY_BYTES))
+        key = token_of(exchange.header(b"authorization") or b"")
+        route = (exchange.method, exchange.path)
+        attempt = _ATTEMPT.fullmatch(exchange.path)
+        role = self._roles.allow(key, _roles_for(route, attempt))
+        body = await exchange.body(MAX_BODY_BYTES)
+        answer: Any
+        if attempt is not None:
+            answer = await self._attempt(exchange, _attempt_id(attempt[1]), attempt[2], role, body)
+        elif route == ("POST", b"/admin/pause"):
+            answer = {"in_flight": await self._admission.pause(_decode(body, _Pause).timeout_s)}
+        elif route == ("POST", b"/admin/resume"):
+            version = _decode(body, _Resume).version
+            await self._admission.resume(version, self._store.set_value)
+            answer = {"policy_version": version}
+        elif route == ("GET", b"/admin/stats"):
+            answer = self._stats()
+        else:
+            raise _no_route(exchange)
         await exchange.respond(200, [JSON_TYPE], msgspec.json.encode(answer))
 
-    async def _pause(self, body: bytes) -> Json:
-        wanted = _decode(body, _Pause)
-        return {"in_flight": await self._admission.pause(wanted.timeout_s)}
+    async def _attempt(self, exchange: Exchange, attempt_id: str, what: bytes, role: Role, body: bytes) -> Any:
+        if exchange.method == "POST" and what == b"rewards":
+            return await self._feedback.from_grader(attempt_id, role, body)
+        if exchange.method != "GET":
+            raise _no_route(exchange)
+        if what == b"rewards":
+            return [as_json(reward) for reward in await asyncio.to_thread(self._store.rewards, attempt_id)]
+        return [_call(call) for call in await asyncio.to_thread(self._store.calls, attempt_id)]
 
-    async def _resume(self, body: bytes) -> Json:
-        wanted = _decode(body, _Resume)
-        await self._admission.resume(wanted.version, self._store.set_value)
-        return {"policy_version": wanted.version}
-
-    async def _stats(self, body: bytes) -> Json:
+    def _stats(self) -> Json:
         state = {
             "in_flight": self._admission.in_flight,
             "paused": self._admission.paused,
             "policy_version": self._admission.version,
         }
         return state | self._counters.snapshot()
+
+
+def _roles_for(route: tuple[str, bytes], attempt: re.Match[bytes] | None) -> frozenset[Role]:
+    method, path = route
+    if attempt is not None:
+        return READ if method == "GET" else GRADE
+    return READ if path == b"/admin/stats" else TRAIN
+
+
+def _attempt_id(segment: bytes) -> str:
+    try:
+        return unquote_to_bytes(segment).decode()
+    except UnicodeDecodeError:
+        raise RequestError("The attempt's id is not valid UTF-8.") from None
+
+
+def _call(call: Call) -> Json:
+    """What a grader has to see of a call."""
+    return {
+        "id": call.id,
+        "seq": call.seq,
+        "dialect": call.dialect,
+        "model": call.model,
+        "state": call.state,
+        "status": call.status,
+        "streamed": call.streamed,
+        "fidelity": call.fidelity,
+        "started_at": call.started_at,
+        "duration_s": call.duration_s,
+        "error": call.error,
+        "request": call.request.decode("utf-8", "replace"),
+        "response": call.response.decode("utf-8", "replace"),
+    }
+
+
+def _no_route(exchange: Exchange) -> RequestError:
+    return RequestError(f"There is no {exchange.method} {exchange.path.decode('latin-1')}.", status=404)
 
 
 def _decode(body: bytes, kind: type[Any]) -> Any:

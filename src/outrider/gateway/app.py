@@ -18,8 +18,9 @@ import psutil
 import uvicorn
 
 from outrider.errors import SetupError
+from outrider.gateway.connection import connection_class
 from outrider.gateway.exchange import Receive, Scope, Send
-from outrider.gateway.options import GatewayOptions, load_dialects, open_store
+from outrider.gateway.options import GatewayOptions, check_options, load_dialects, open_store
 from outrider.gateway.router import Gateway
 
 __all__ = ["GatewayOptions", "GatewayServer", "serve"]
@@ -32,6 +33,7 @@ class GatewayServer:
     """A bound, not yet serving gateway. `run` blocks until `stop` is called, a signal comes or the parent has gone."""
 
     def __init__(self, options: GatewayOptions) -> None:
+        check_options(options)  # before anything is opened
         dialects = load_dialects(options.dialects, options.upstream_dialects)
         self._socket = _bind(options.host, options.port)
         try:
@@ -44,7 +46,10 @@ class GatewayServer:
         host = f"[{options.host}]" if ":" in options.host else options.host
         self.base_url = f"http://{host}:{self.port}"
         message = f"outrider gateway: ready on {self.base_url}"
-        self._server = _Server(server_config(self._gateway), options.parent_pid, message, self._gateway.close)
+        config = server_config(
+            self._gateway, header_timeout_s=options.header_timeout_s, idle_timeout_s=options.idle_timeout_s
+        )
+        self._server = _Server(config, options.parent_pid, message, self._gateway.close)
 
     def run(self) -> None:
         try:
@@ -61,11 +66,16 @@ class GatewayServer:
         return self._server.started
 
 
-def server_config(app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> uvicorn.Config:
+def server_config(
+    app: Callable[[Scope, Receive, Send], Awaitable[None]],
+    *,
+    header_timeout_s: float = 30.0,
+    idle_timeout_s: float = 60.0,
+) -> uvicorn.Config:
     """How uvicorn serves a gateway: nothing of its own in an answer, no log of paths, which hold keys."""
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=connection_class(header_timeout_s=header_timeout_s, idle_timeout_s=idle_timeout_s),
         ws="none",
         lifespan="off",
         log_config=None,

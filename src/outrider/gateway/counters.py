@@ -16,11 +16,27 @@ class Counters:
         self._refused: Counter[str] = Counter()
         self._not_recorded: Counter[str] = Counter()
         self._continuation: Counter[str] = Counter()
+        self._redacted: Counter[str] = Counter()
+        self._rewards: Counter[str] = Counter()
         self._forwarded = 0
+        self._unsampled = 0
 
     def forwarded(self) -> None:
         """A call that was passed through, with nothing kept of it."""
         self._forwarded += 1
+
+    def unsampled(self) -> None:
+        """A call of a trajectory that the sample rate leaves out; it is passed through."""
+        self._unsampled += 1
+
+    def redacted(self, hits: Counter[str]) -> None:
+        """Parts of calls that were taken out before they were stored."""
+        self._redacted += hits
+
+    def rewarded(self, name: str, source: str) -> None:
+        """A reward or feedback that came over HTTP. Names beyond the first hundred are counted together."""
+        key = f"{source} {name}"
+        self._rewards[key if key in self._rewards or len(self._rewards) < 100 else "others"] += 1
 
     def recorded(self, call: Call, mode: Mode) -> None:
         self._calls[f"{call.dialect} {mode} {call.state} {call.fidelity}"] += 1
@@ -42,9 +58,12 @@ class Counters:
     def snapshot(self) -> Json:
         return {
             "forwarded": self._forwarded,
+            "unsampled": self._unsampled,
             "calls": dict(self._calls),
             "broken": dict(self._broken),
             "refused": dict(self._refused),
             "not_recorded": dict(self._not_recorded),
             "continuation": dict(self._continuation),
+            "redacted": dict(self._redacted),
+            "rewards": dict(self._rewards),
         }

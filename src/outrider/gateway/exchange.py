@@ -39,7 +39,7 @@ class ClientGone(Exception):
 class Exchange:
     """One request, and the answer to it. Sending to an agent that has gone is harmless."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, idle_timeout_s: float = 60.0) -> None:
         self.method: str = scope["method"]
         self.path: bytes = scope["raw_path"]
         self.query: bytes = scope["query_string"]
@@ -47,6 +47,7 @@ class Exchange:
         self.started = False
         """The status line was sent, so that an error can't be a status any more."""
         self.gone = False
+        self._idle_timeout_s = idle_timeout_s
         self._receive = receive
         self._send = send
         self._on_gone: Callable[[], object] | None = None
@@ -60,17 +61,17 @@ class Exchange:
         return None
 
     async def body(self, limit: int) -> bytes:
-        """The whole body as sent. Raises `RequestError` with status 413, and `ClientGone`."""
+        """The whole body as sent. Raises `RequestError` with status 413 or 408, and `ClientGone`."""
         declared = self.header(b"content-length")
         if declared is not None and int(declared) > limit:
             raise _too_large(limit)
-        message = await self._receive()
+        message = await self._next_message()
         data: bytes = message.get("body", b"")
         if not message.get("more_body", False) and message["type"] == "http.request" and len(data) <= limit:
             return data
         parts, size = [data], len(data)
         while message.get("more_body", False) and size <= limit:
-            message = await self._receive()
+            message = await self._next_message()
             parts.append(message.get("body", b""))
             size += len(parts[-1])
         if message["type"] == "http.disconnect":
@@ -79,9 +80,15 @@ class Exchange:
             raise _too_large(limit)
         return b"".join(parts)
 
-    async def plain_body(self, limit: int) -> bytes:
-        """The body without its content encoding; `limit` holds before and after."""
-        body = await self.body(limit)
+    async def _next_message(self) -> Message:
+        try:
+            async with asyncio.timeout(self._idle_timeout_s):
+                return await self._receive()
+        except TimeoutError:
+            raise RequestError("The request body did not arrive.", status=408, code="request_timeout") from None
+
+    def plain(self, body: bytes, limit: int) -> bytes:
+        """`body` without its content encoding; `limit` holds for the result too. Raises `RequestError`."""
         encoding = self.header(b"content-encoding")
         if encoding is None or encoding.lower() == b"identity":
             return body

@@ -1,54 +1,163 @@
-"""How a gateway is started, and the plug-ins that its options name."""
+"""How a gateway is started: one typed section, from the command line, variables or a TOML file, and what it names."""
 
 from __future__ import annotations
 
+import difflib
+import ipaddress
+import re
+import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+import msgspec
+from msgspec import Meta
+
+from outrider.config import Section, fields
 from outrider.errors import ConfigError
-from outrider.protocols import Dialect, Renderer, Store
+from outrider.gateway.roles import KEY_FORM, Roles
+from outrider.protocols import Dialect, Store
 from outrider.registry import BUILTIN, load_attr, resolve
-from outrider.types import Mode
+from outrider.types import Json, Mode
+
+_KEY = f"{KEY_FORM}; empty for nobody."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayOptions:
-    """How a gateway is started."""
+class GatewayOptions(Section, frozen=True, kw_only=True):
+    """Every field can stand in the file of `load_options` under its own name."""
 
-    upstream: str
-    """Base URL of the engine or provider, with or without ``/v1``."""
-    store: str
-    """``sqlite:///PATH``; an absolute path makes four slashes."""
-    host: str = "127.0.0.1"
-    port: int = 0
-    """0 takes any free one."""
-    mode: Mode = Mode.PASSTHROUGH
-    """Rules calls without an attempt key. In ``train`` and ``eval`` they are refused."""
-    admin_key: str = field(default="", repr=False)
-    """Opens ``/admin``; empty closes it."""
-    max_body_mb: float = 64.0
-    upstream_timeout_s: float = 600.0
-    """Longest time from sending a call to the end of its answer, seconds."""
-    pause_wait_s: float = 30.0
-    """How long a call waits for a pause to end before it is refused with 503, seconds."""
-    store_synchronous: Literal["FULL", "NORMAL"] = "FULL"
-    dialects: tuple[str, ...] = tuple(BUILTIN["dialect"])
-    """Dialect plug-ins; the first one words errors of routes that belong to none."""
-    upstream_dialects: tuple[str, ...] = ("openai_chat", "openai_completions")
-    """Those that the upstream speaks itself. Others are translated to chat completions."""
-    model: str = ""
-    """The policy's name upstream: calls that are trained on or evaluated go there under it; empty keeps the name that
-    the agent gave."""
-    tokens: Literal["gateway", "engine"] = "gateway"
-    """Who renders the prompts of calls that are trained on or evaluated. The gateway does only with a `tokenizer`."""
-    tokenizer: str = ""
-    """Folder with the policy's tokenizer.json and chat template; empty leaves rendering to the engine."""
-    renderer: str = "template"
-    """Renderer plug-in, which knows the policy's chat format."""
-    parent_pid: int = 0
-    """End when this process has gone; 0 for never."""
+    upstream: Annotated[str, Meta(description="Base URL of the engine or provider, with or without /v1.")]
+    store: Annotated[str, Meta(description="Where calls are kept: sqlite:///PATH or postgresql://….")]
+    host: Annotated[str, Meta(description="Address to listen on; other than loopback it needs --admin-key.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port; 0 for any free one.")] = 8080
+    mode: Annotated[
+        Mode,
+        Meta(description="What is kept of calls that come without an attempt key; a key brings its own mode."),
+    ] = Mode.PASSTHROUGH
+    sample_rate: Annotated[
+        float,
+        Meta(ge=0, le=1, description="Share of trajectories that mode record keeps, each of them whole."),
+    ] = 1.0
+    model: Annotated[
+        str,
+        Meta(description="The policy's name upstream, for calls of attempts; empty keeps the agents' own."),
+    ] = ""
+    tokens: Annotated[
+        Literal["gateway", "engine"],
+        Meta(description="Who makes prompts of attempts' messages; the gateway does if it has a tokenizer."),
+    ] = "gateway"
+    tokenizer: Annotated[
+        str,
+        Meta(description="Folder with the policy's tokenizer.json and chat template; empty leaves it to the engine."),
+    ] = ""
+    renderer: Annotated[str, Meta(description="Renderer plug-in: what knows the policy's chat format.")] = "template"
+    dialects: Annotated[
+        tuple[str, ...],
+        Meta(description="Dialects spoken to agents; the first words errors of routes that belong to none."),
+    ] = tuple(BUILTIN["dialect"])
+    upstream_dialects: Annotated[
+        tuple[str, ...],
+        Meta(description="All dialects the upstream speaks itself; others are translated to chat completions."),
+    ] = ("openai_chat", "openai_completions")
+    admin_key: Annotated[str, Meta(description=f"Opens all of /admin; best given as OUTRIDER_ADMIN_KEY. {_KEY}")] = ""
+    trainer_key: Annotated[str, Meta(description=f"Opens pause, resume, rewards and reading. {_KEY}")] = ""
+    grader_key: Annotated[str, Meta(description=f"Opens rewards and reading. {_KEY}")] = ""
+    read_key: Annotated[str, Meta(description=f"Opens reading. {_KEY}")] = ""
+    reward_min: Annotated[float, Meta(description="Rewards and feedback below it are refused.")] = -1e6
+    reward_max: Annotated[float, Meta(description="Rewards and feedback above it are refused.")] = 1e6
+    agent_final: Annotated[
+        bool, Meta(description="Feedback over an attempt key may be named final, which is the reward that counts.")
+    ] = False
+    redact: Annotated[
+        Literal["off", "record", "all"],
+        Meta(description="Modes in which secrets and e-mail addresses are taken out of what is stored."),
+    ] = "record"
+    redact_patterns: Annotated[tuple[str, ...], Meta(description="More regular expressions of what is taken out.")] = ()
+    max_body_mb: Annotated[float, Meta(gt=0, description="Largest request body, MiB, also once unpacked.")] = 64.0
+    max_in_flight: Annotated[
+        int, Meta(ge=1, description="Calls under way at the same time; one more is turned away with 503.")
+    ] = 4096
+    rate_per_key: Annotated[
+        float, Meta(ge=0, description="Calls per second and key; more are turned away with 429. 0 for no limit.")
+    ] = 0.0
+    header_timeout_s: Annotated[
+        float, Meta(gt=0, description="Longest wait for a request's headers to be complete, seconds.")
+    ] = 30.0
+    idle_timeout_s: Annotated[
+        float,
+        Meta(gt=0, description="Longest silence of an agent that sends a body or takes in an answer, seconds."),
+    ] = 60.0
+    upstream_timeout_s: Annotated[
+        float, Meta(gt=0, description="Longest wait from sending a call to the end of its answer, seconds.")
+    ] = 600.0
+    pause_wait_s: Annotated[
+        float, Meta(ge=0, description="How long a call waits for a pause to end before it gets a 503, seconds.")
+    ] = 30.0
+    store_synchronous: Annotated[
+        Literal["FULL", "NORMAL"],
+        Meta(description="SQLite: FULL survives a power cut, NORMAL only a crash of the process."),
+    ] = "FULL"
+    parent_pid: Annotated[int, Meta(ge=0, description="End when this process has gone; 0 for never.")] = 0
+
+    def __repr__(self) -> str:
+        return f"GatewayOptions({self.host}:{self.port}, {self.mode})"  # the keys and the URLs are nobody's business
+
+
+def load_options(path: Path | None, given: Json) -> GatewayOptions:
+    """Read a TOML file, if there is one, and put `given` values over it. Raises `ConfigError`."""
+    tree: Json = {}
+    if path is not None:
+        try:
+            tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{path}: there is no such file.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    tree |= given
+    known = [name for name, *_ in fields(GatewayOptions)]
+    for name in tree:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise ConfigError(f"{name}: there is no such key." + (f" Did you mean {near[0]}?" if near else ""))
+    for name in ("upstream", "store"):
+        if not tree.get(name):
+            raise ConfigError(f"{name}: give --{name}, or {name} in the file of --config.")
+    try:
+        return msgspec.convert(tree, GatewayOptions)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).replace("`", "").partition(" - at ")
+        raise ConfigError(f"{place.removeprefix('$.') or 'options'}: {text[:1].lower()}{text[1:]}.") from None
+
+
+def check_options(options: GatewayOptions) -> Roles:
+    """What a type can't say; returns the keys that open ``/admin``. Raises `ConfigError`."""
+    roles = Roles(
+        admin=options.admin_key, trainer=options.trainer_key, grader=options.grader_key, read=options.read_key
+    )
+    if not options.admin_key and not _is_loopback(options.host):
+        raise ConfigError(
+            f"admin_key: {options.host} can be reached from other machines, so choose an admin key "
+            "(--admin-key, OUTRIDER_ADMIN_KEY or admin_key in the file), or listen on 127.0.0.1."
+        )
+    if not options.reward_min < options.reward_max:
+        raise ConfigError("reward_min: must be below reward_max.")
+    for pattern in options.redact_patterns:
+        try:
+            matches_nothing = re.compile(pattern).match("") is None
+        except re.error as error:
+            raise ConfigError(f"redact_patterns: {pattern!r} is not a regular expression: {error}.") from None
+        if not matches_nothing:
+            raise ConfigError(f"redact_patterns: {pattern!r} matches the empty text, and so everywhere.")
+    return roles
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def open_store(url: str, *, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> Store:
@@ -57,16 +166,6 @@ def open_store(url: str, *, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> 
     open_by_url = load_attr("outrider.stores.urls:open_store", field="store")
     store: Store = open_by_url(url, synchronous=synchronous)
     return store
-
-
-def load_renderer(options: GatewayOptions) -> Renderer | None:
-    """What makes the prompts; None where the engine does. Raises `ConfigError`."""
-    if options.tokens not in ("gateway", "engine"):
-        raise ConfigError(f"tokens: must be gateway or engine, not {options.tokens!r}.")
-    if options.tokens == "engine" or not options.tokenizer:
-        return None
-    renderer: Renderer = resolve("renderer", options.renderer, field="renderer")(Path(options.tokenizer))
-    return renderer
 
 
 def load_dialects(names: Sequence[str], upstream: Sequence[str]) -> list[Dialect]:

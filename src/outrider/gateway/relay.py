@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from outrider.errors import StoreBusy, StoreError
 from outrider.gateway.admission import Admission, Refused
 from outrider.gateway.continuation.turns import Continuation
 from outrider.gateway.counters import Counters
 from outrider.gateway.exchange import JSON_TYPE, Exchange, Headers, end_to_end
+from outrider.gateway.grouping import Chains, is_kept
+from outrider.gateway.options import GatewayOptions
 from outrider.gateway.record import CallRecord
 from outrider.gateway.recorded import RecordedCall, client_left
-from outrider.gateway.sessions import TRAJECTORY_HEADER, Access, is_attempt_key, token_of
+from outrider.gateway.redact import Redactor
+from outrider.gateway.sessions import TRAJECTORY_HEADER, TRAJECTORY_PREFIX, Access, is_attempt_key, token_of
 from outrider.gateway.upstream import Upstream, UpstreamCall, UpstreamError
-from outrider.protocols import Dialect, Store, TokenCounter
+from outrider.protocols import Dialect, Store, TokenCounter, WireRequest
 from outrider.types import Mode
 
 _DROP = frozenset({b"content-length", b"host", b"expect", TRAJECTORY_HEADER})
@@ -31,24 +35,28 @@ class Relay:
         store: Store,
         admission: Admission,
         counters: Counters,
-        *,
-        max_body_bytes: int,
-        model: str,
-        continuation: Continuation | None = None,
+        options: GatewayOptions,
+        continuation: Continuation | None,
     ) -> None:
-        """`model` is the policy's name upstream, for calls that are trained on or evaluated; empty keeps the agents'
-        own names. `continuation` makes their prompts; without it the engine does."""
+        """`continuation` makes the prompts of calls that are trained on or evaluated; without it the engine does.
+        Raises `SetupError`."""
         self._upstream = upstream
         self._store = store
         self._admission = admission
         self._counters = counters
-        self._max_body_bytes = max_body_bytes
-        self._model = model
+        self._max_body_bytes = int(options.max_body_mb * (1 << 20))
+        self._model = options.model
+        self._sample_rate = options.sample_rate
+        self._chains = Chains()
+        self._redact = {"off": frozenset(), "record": frozenset({Mode.RECORD}), "all": frozenset(Mode)}[options.redact]
+        self._redactor = Redactor(options.redact_patterns) if self._redact else None
         self._continuation = continuation
 
     async def forward(self, exchange: Exchange, target: bytes, dialect: Dialect) -> None:
         """Pass a call through and keep nothing. `dialect` words the errors that are the gateway's own."""
-        body = await exchange.body(self._max_body_bytes)
+        await self._forward(exchange, target, dialect, await exchange.body(self._max_body_bytes))
+
+    async def _forward(self, exchange: Exchange, target: bytes, dialect: Dialect, body: bytes) -> None:
         call = self._upstream.call(exchange.method, target, _request_headers(exchange, _DROP), body)
         exchange.watch(call.abort)
         try:
@@ -64,8 +72,12 @@ class Relay:
 
     async def record(self, exchange: Exchange, target: bytes, dialect: Dialect, access: Access) -> None:
         """Pass a call on and store it, where the mode says so. Raises `RequestError` where the agent gets an error."""
-        body = await exchange.plain_body(self._max_body_bytes)
-        request = dialect.parse(body)
+        body = await exchange.body(self._max_body_bytes)
+        request = dialect.parse(exchange.plain(body, self._max_body_bytes))
+        access = self._sampled(access, request)
+        if access.mode is Mode.PASSTHROUGH and not dialect.translated:
+            await self._forward(exchange, target, dialect, body)
+            return
         tokens = access.ours
         prepared = dialect.prepare(
             request,
@@ -94,9 +106,19 @@ class Relay:
             call.abort()
             exchange.unwatch()
 
+    def _sampled(self, access: Access, request: WireRequest) -> Access:
+        """The same under the trajectory that a call belongs to; passed through where that is not kept."""
+        if access.keyed or access.mode is not Mode.RECORD:
+            return access
+        name = access.attempt_id or TRAJECTORY_PREFIX + self._chains.trajectory(access.owner, request.fields)
+        if is_kept(name, self._sample_rate):
+            return replace(access, attempt_id=name)
+        self._counters.unsampled()
+        return replace(access, mode=Mode.PASSTHROUGH)
+
     async def count(self, exchange: Exchange, dialect: TokenCounter, access: Access) -> None:
         """Answer how many tokens a prompt has; nothing is recorded. Raises `RequestError`."""
-        body = await exchange.plain_body(self._max_body_bytes)
+        body = exchange.plain(await exchange.body(self._max_body_bytes), self._max_body_bytes)
         asked = dialect.count_request(body, model=self._model if access.ours else "")
         call = self._upstream.call("POST", asked.path.encode(), _translated_headers(exchange), asked.body)
         exchange.watch(call.abort)
@@ -121,15 +143,19 @@ class Relay:
             self._counters.forwarded()
             return
         call = record.finish(version=self._admission.version if record.access.ours else None)
+        stored = call
+        if mode in self._redact and self._redactor is not None:
+            stored, hits = await asyncio.to_thread(self._redactor.call, call, record.access.credentials)
+            self._counters.redacted(hits)
         try:
-            await asyncio.wrap_future(self._store.append_call(call))
+            await asyncio.wrap_future(self._store.append_call(stored))
         except StoreBusy:
             self._counters.not_recorded("store_busy")
             raise Refused("Too many calls are waiting for the disk.", code="store_busy", retry_after_s=1) from None
         except StoreError as error:
             self._counters.not_recorded("store_failed")
             raise Refused(f"The call could not be recorded: {error}", code="store_failed", retry_after_s=5) from error
-        self._counters.recorded(call, mode)
+        self._counters.recorded(stored, mode)
         if record.turn is not None:
             record.turn.committed(call)
 

@@ -3,6 +3,7 @@
 POST /s/<attempt key>/v1/…    a model endpoint, keyed by the path
 POST /v1/…                    the same with the key as API key; without one, under the gateway's own mode
 GET  /v1/models               the upstream's
+POST /s/<attempt key>/feedback, /v1/feedback    a score from the agent's side, where the attempt allows it
 HEAD /                        200
 GET  /health                  200 when calls are served
      /admin/…                 the trainer (see `admin`)
@@ -17,12 +18,14 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from outrider.errors import RequestError, StoreError
-from outrider.gateway.admin import Admin
+from outrider.gateway.admin import MAX_BODY_BYTES, Admin
 from outrider.gateway.admission import VERSION_KEY, Admission, Refused
 from outrider.gateway.continuation.start import make_continuation
 from outrider.gateway.counters import Counters
 from outrider.gateway.exchange import JSON_TYPE, ClientGone, Exchange, Receive, Scope, Send
-from outrider.gateway.options import GatewayOptions
+from outrider.gateway.feedback import Feedback
+from outrider.gateway.limits import Limits, TooFast
+from outrider.gateway.options import GatewayOptions, check_options
 from outrider.gateway.relay import Relay
 from outrider.gateway.sessions import Sessions
 from outrider.gateway.upstream import Upstream
@@ -46,23 +49,24 @@ class Gateway:
         self._counters = Counters()
         version = store.value(VERSION_KEY)
         admission = Admission(version=None if version is None else int(version), wait_s=options.pause_wait_s)
+        self._limits = Limits(max_in_flight=options.max_in_flight, rate_per_key=options.rate_per_key)
+        self._idle_timeout_s = options.idle_timeout_s
         self._upstream = Upstream(options.upstream, timeout_s=options.upstream_timeout_s)
         self._sessions = Sessions(store, Mode(options.mode))
-        self._admin = Admin(options.admin_key, admission, store, self._counters)
-        self._admission = admission
-        max_body_bytes = int(options.max_body_mb * (1 << 20))
-        self._relay = Relay(
-            self._upstream,
+        self._feedback = Feedback(
             store,
-            admission,
             self._counters,
-            max_body_bytes=max_body_bytes,
-            model=options.model,
-            continuation=make_continuation(options, store, dialects, self._counters),
+            low=options.reward_min,
+            high=options.reward_max,
+            agent_final=options.agent_final,
         )
+        self._admin = Admin(check_options(options), admission, store, self._counters, self._feedback)
+        self._admission = admission
+        continuation = make_continuation(options, store, dialects, self._counters)
+        self._relay = Relay(self._upstream, store, admission, self._counters, options, continuation)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, idle_timeout_s=self._idle_timeout_s)
         dialect = self._default
         try:
             key, target = _split_key(exchange.path)
@@ -86,8 +90,11 @@ class Gateway:
             await self._health(exchange)
         elif key is None and target.startswith(b"/admin/"):
             await self._admin.handle(exchange)
-        elif target.startswith(b"/v1/"):
-            await self._model_route(exchange, key, target, dialect)
+        elif target == b"/v1/feedback" or (key is not None and target == b"/feedback"):
+            await self._give_feedback(exchange, key)
+        elif target.startswith(b"/v1/") and not _is_devious(target):
+            with self._limits:
+                await self._model_route(exchange, key, target, dialect)
         elif exchange.method == "HEAD" and target in (b"", b"/"):
             await exchange.respond(200, [], b"")  # Claude Code looks whether there is a server
         else:
@@ -98,6 +105,7 @@ class Gateway:
         if routed and exchange.method != "POST":
             _refuse_method(exchange, target, keyed=key is not None or dialect.translated)
         access = self._sessions.access(exchange, key)
+        self._limits.take(access.owner)
         counter = self._count_routes.get(target)
         full = target + b"?" + exchange.query if exchange.query else target
         if routed and exchange.method == "POST" and (dialect.translated or access.mode is not Mode.PASSTHROUGH):
@@ -114,6 +122,14 @@ class Gateway:
             return target in self._routes or target in self._count_routes
         return exchange.method == "GET" and _is_models(target)
 
+    async def _give_feedback(self, exchange: Exchange, key: str | None) -> None:
+        if exchange.method != "POST":
+            raise RequestError("Feedback takes POST only.", status=405, code="method_not_allowed")
+        session = self._sessions.for_feedback(exchange, key)
+        self._limits.take(f"attempt:{session.attempt_id}")
+        answer = await self._feedback.from_agent(session, await exchange.body(MAX_BODY_BYTES))
+        await exchange.respond(200, [JSON_TYPE], msgspec.json.encode(answer))
+
     async def _health(self, exchange: Exchange) -> None:
         state = {
             "status": "ok",
@@ -128,7 +144,7 @@ class Gateway:
         if exchange.started:
             return  # too late for a status; leaving without an end closes the connection
         headers = [JSON_TYPE]
-        if isinstance(error, Refused):
+        if isinstance(error, Refused | TooFast):
             headers.append((b"retry-after", b"%d" % error.retry_after_s))
         body = dialect.error(error.status, str(error), code=error.code, param=error.param)
         await exchange.respond(error.status, headers, body)
@@ -143,10 +159,16 @@ def _split_key(path: bytes) -> tuple[str | None, bytes]:
 
 
 def _is_models(target: bytes) -> bool:
-    """The list of models, or one of them; no path that an upstream might take for another one."""
-    if target == MODELS:
-        return True
-    return target.startswith(MODELS + b"/") and b".." not in unquote_to_bytes(target)
+    """The list of models, or one of them."""
+    return target == MODELS or target.startswith(MODELS + b"/")
+
+
+def _is_devious(target: bytes) -> bool:
+    """An upstream, or a proxy before it, might take such a path for another one."""
+    plain = target
+    while b"%" in plain and (unquoted := unquote_to_bytes(plain)) != plain:
+        plain = unquoted
+    return b".." in plain or b"//" in plain or b"\\" in plain or min(plain) < 0x20
 
 
 def _refuse_method(exchange: Exchange, target: bytes, *, keyed: bool) -> None:

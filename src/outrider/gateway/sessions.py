@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-import uuid
 from dataclasses import dataclass, field
 
 from outrider.errors import RequestError
 from outrider.gateway.exchange import Exchange
 from outrider.keys import PREFIX, hash_key
 from outrider.protocols import Store
-from outrider.types import Json, Mode
+from outrider.types import Json, Mode, Session
 
 TRAJECTORY_HEADER = b"x-outrider-trajectory"
+CREDENTIAL_HEADERS = frozenset({b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key", b"cookie"})
 # Names of production trajectories come from agents. They get a space of their own, so that none can be an attempt's.
 TRAJECTORY_PREFIX = "trajectory:"
 _TRAJECTORY = re.compile(rb"[A-Za-z0-9._:/-]{1,200}")
@@ -26,12 +26,14 @@ class Access:
 
     mode: Mode
     attempt_id: str = ""
-    """Attempt or production trajectory that a recorded call goes under."""
+    """Attempt or production trajectory that a recorded call goes under; empty where its messages have to tell."""
     overrides: Json = field(default_factory=dict)
     """Sampling parameters put over the agent's."""
     keyed: bool = False
     owner: str = ""
     """Who calls: the attempt, or whoever holds a provider key. Nobody sees another owner's earlier answers."""
+    credentials: tuple[str, ...] = field(default=(), repr=False)
+    """Provider keys that came along. They go upstream, and are never stored."""
 
     @property
     def ours(self) -> bool:
@@ -49,36 +51,53 @@ class Sessions:
     def access(self, exchange: Exchange, path_key: str | None) -> Access:
         """Raises `RequestError` with status 401 or 403, and `StoreError`."""
         key = path_key if path_key is not None else _attempt_key(exchange)
+        credentials = _credentials(exchange)
         if key is None:
-            return self._unkeyed(exchange)
-        session = self._store.session(hash_key(key))
-        if session is None:
-            raise RequestError("The attempt key is not known.", status=401, code="invalid_api_key")
+            return self._unkeyed(exchange, credentials)
+        session = self._session(key)
         if session.sealed:
             raise RequestError("The attempt of this key has ended.", status=403, code="attempt_ended")
-        if session.expires_at is not None and time.time() > session.expires_at:
-            raise RequestError("The attempt key has expired.", status=401, code="key_expired")
         return Access(
             mode=session.mode,
             attempt_id=session.attempt_id,
             overrides=session.sampling,
             keyed=True,
             owner=f"attempt:{session.attempt_id}",
+            credentials=credentials,
         )
 
-    def _unkeyed(self, exchange: Exchange) -> Access:
+    def for_feedback(self, exchange: Exchange, path_key: str | None) -> Session:
+        """The session whose attempt may be given feedback on, also once it has ended. Raises as `access`."""
+        key = path_key if path_key is not None else _attempt_key(exchange)
+        if key is None:
+            raise RequestError("Feedback needs an attempt key.", status=401, code="missing_attempt_key")
+        session = self._session(key)
+        if not session.allow_feedback:
+            raise RequestError("This key takes no feedback.", status=403, code="feedback_not_allowed")
+        return session
+
+    def _session(self, key: str) -> Session:
+        session = self._store.session(hash_key(key))
+        if session is None:
+            raise RequestError("The attempt key is not known.", status=401, code="invalid_api_key")
+        if session.expires_at is not None and time.time() > session.expires_at:
+            raise RequestError("The attempt key has expired.", status=401, code="key_expired")
+        return session
+
+    def _unkeyed(self, exchange: Exchange, credentials: tuple[str, ...]) -> Access:
         if self._mode in (Mode.TRAIN, Mode.EVAL):
             raise RequestError(
                 "This gateway takes calls with an attempt key only.", status=401, code="missing_attempt_key"
             )
-        owner = _owner(exchange)
-        if self._mode is Mode.PASSTHROUGH:
-            return Access(mode=Mode.PASSTHROUGH, owner=owner)
         given = exchange.header(TRAJECTORY_HEADER)
         if given is not None and not _TRAJECTORY.fullmatch(given):
             raise RequestError("x-outrider-trajectory: up to 200 of A-Z a-z 0-9 . _ : / - are allowed.")
-        attempt_id = TRAJECTORY_PREFIX + (given.decode() if given else uuid.uuid4().hex)
-        return Access(mode=self._mode, attempt_id=attempt_id, owner=owner)
+        return Access(
+            mode=self._mode,
+            attempt_id=TRAJECTORY_PREFIX + given.decode() if given else "",
+            owner="key:" + hashlib.sha256("\0".join(credentials).encode()).hexdigest(),
+            credentials=credentials,
+        )
 
 
 def is_attempt_key(value: bytes) -> bool:
@@ -94,10 +113,13 @@ def _attempt_key(exchange: Exchange) -> str | None:
     return None
 
 
-def _owner(exchange: Exchange) -> str:
-    """A hash of the caller's own key, so that nothing keeps the key itself."""
-    given = [exchange.header(name) or b"" for name in (b"authorization", b"x-api-key")]
-    return "key:" + hashlib.sha256(b"\0".join(map(token_of, given))).hexdigest()
+def _credentials(exchange: Exchange) -> tuple[str, ...]:
+    """The provider keys in a request's headers."""
+    return tuple(
+        token_of(value).decode("latin-1")
+        for name, value in exchange.headers
+        if name in CREDENTIAL_HEADERS and not is_attempt_key(value)
+    )
 
 
 def token_of(value: bytes) -> bytes:

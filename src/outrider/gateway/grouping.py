@@ -1,0 +1,130 @@
+"""Which trajectory a call without a key belongs to, and whether it is one of those that are kept.
+
+An agent may name its trajectory by a header. Otherwise a call whose messages begin with all those of an earlier call
+goes on with that one's trajectory. What a message means is compared, not how it is written: a string or blocks of
+text, arguments as JSON in any order, cache marks or none.
+
+Names are made of what the calls hold, so that two gateways give one conversation the same name, and therefore keep it
+both or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from outrider.types import Json
+
+REMEMBERED = 65_536  # calls whose messages are known, and trajectories
+_encode = msgspec.json.Encoder(order="deterministic").encode
+# What the model said, in the words of each dialect. Thinking is none of it: clients keep or drop it as they like.
+_SAID = frozenset({"function_call", "custom_tool_call"})
+_IGNORED = frozenset({"reasoning", "thinking", "redacted_thinking"})
+
+
+def is_kept(trajectory: str, rate: float) -> bool:
+    """True for a share of `rate` of all trajectories, and the same ones in every gateway."""
+    drawn = int.from_bytes(hashlib.sha256(trajectory.encode()).digest()[:7]) / 2**56
+    return drawn < rate
+
+
+class Chains:
+    """Remembers in memory which messages were asked about, most recently used first to stay."""
+
+    def __init__(self) -> None:
+        self._asked: OrderedDict[bytes, str] = OrderedDict()
+        self._names: OrderedDict[str, None] = OrderedDict()
+
+    def trajectory(self, owner: str, fields: Mapping[str, msgspec.Raw]) -> str:
+        """The name of the trajectory of a request by `owner` with these top-level fields."""
+        digest = hashlib.sha256(owner.encode())
+        prefixes: list[bytes] = []
+        opening = b""
+        for is_answer, meaning in _turns(fields):
+            if is_answer and not opening:
+                opening = digest.digest()
+            digest.update(meaning)
+            prefixes.append(digest.digest())
+        whole = prefixes.pop() if prefixes else digest.digest()
+        name = next((self._asked[prefix] for prefix in reversed(prefixes) if prefix in self._asked), "")
+        if not name:
+            name = f"chain-{(opening or whole).hex()[:24]}"
+            if name in self._names:  # begun before, by somebody who only began with the same words
+                name = f"{name}-{uuid.uuid4().hex[:8]}"
+            _remember(self._names, name, None)
+        _remember(self._asked, whole, name)
+        return name
+
+
+def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    known[key] = value
+    known.move_to_end(key)
+    if len(known) > REMEMBERED:
+        known.popitem(last=False)
+
+
+def _turns(fields: Mapping[str, msgspec.Raw]) -> Iterator[tuple[bool, bytes]]:
+    """Each turn of the conversation: whether the model said it, and what it means."""
+    previous = fields.get("previous_response_id")
+    if previous is not None:
+        yield False, bytes(previous)
+    # Anthropic's system prompt is left out: its head may change with each request.
+    for name in ("instructions", "messages", "input", "prompt"):
+        if name not in fields:
+            continue
+        value = msgspec.json.decode(fields[name])
+        for item in value if isinstance(value, list) else [value]:
+            if not isinstance(item, dict):
+                yield False, _encode(item)
+            elif item.get("type") not in _IGNORED:
+                said = item.get("role") == "assistant" or item.get("type") in _SAID
+                yield said, _encode([item.get("role") or item.get("type"), _meaning(item)])
+
+
+def _meaning(item: Json) -> list[Any]:
+    """What of a message or item would change the prompt, in one form for all dialects."""
+    parts: list[Any] = []
+    for name in ("content", "output", "input"):
+        if item.get(name) is not None:
+            parts += _parts(item[name])
+    calls = item.get("tool_calls") or ()
+    for call in [*calls, *([item] if item.get("type") in _SAID else [])]:
+        if isinstance(call, dict):
+            function = call.get("function")
+            function = function if isinstance(function, dict) else call
+            parts.append([function.get("name"), _parsed(function.get("arguments"))])
+    return parts
+
+
+def _parts(content: Any) -> list[Any]:
+    if not isinstance(content, list):
+        return [content] if content != "" else []
+    found: list[Any] = []
+    for block in content:
+        if not isinstance(block, dict):
+            found.append(block)
+        elif block.get("type") in _IGNORED:
+            continue
+        elif isinstance(block.get("text"), str):
+            found.append(block["text"])
+        elif block.get("type") == "tool_use":
+            found.append([block.get("name"), block.get("input")])
+        elif block.get("type") == "tool_result":
+            found += _parts(block.get("content"))
+        else:
+            found.append({name: value for name, value in block.items() if name != "cache_control"})
+    return found
+
+
+def _parsed(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return arguments

@@ -1,0 +1,261 @@
+"""Takes secrets and e-mail addresses out of a call before it is stored. What is forwarded stays as it was.
+
+Which words are secrets is known best by a library that is kept for that: detect-secrets, by its pattern detectors
+(not its guesses by entropy or by key words, which take out what is harmless). Beside them stand patterns for what it
+lacks and what flows here most: keys of model providers and our own.
+
+Texts are looked through as they mean, not as JSON writes them, and a stream's pieces as the text that they make.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import importlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from outrider.types import Call, Choice, Fidelity
+
+# Module, class and kind. Left out are those for Artifactory, Cloudant, IBM and Softlayer, which take three times as
+# long as all others together, and public IP addresses.
+_DETECTORS = (
+    ("aws", "AWSKeyDetector", "aws_key"),
+    ("azure_storage_key", "AzureStorageKeyDetector", "azure_key"),
+    ("discord", "DiscordBotTokenDetector", "discord_token"),
+    ("github_token", "GitHubTokenDetector", "github_token"),
+    ("gitlab_token", "GitLabTokenDetector", "gitlab_token"),
+    ("mailchimp", "MailchimpDetector", "mailchimp_key"),
+    ("npm", "NpmDetector", "npm_token"),
+    ("openai", "OpenAIDetector", "provider_key"),
+    ("pypi_token", "PypiTokenDetector", "pypi_token"),
+    ("sendgrid", "SendGridDetector", "sendgrid_key"),
+    ("slack", "SlackDetector", "slack_token"),
+    ("square_oauth", "SquareOAuthDetector", "square_secret"),
+    ("stripe", "StripeDetector", "stripe_key"),
+    ("telegram_token", "TelegramBotTokenDetector", "telegram_token"),
+    ("twilio", "TwilioKeyDetector", "twilio_key"),
+)
+# A body may hold JSON in a string, where a line end is spelled \n: the n is no part of what follows it.
+_BEFORE = r"(?:(?<=\\[nrtbf])|(?<![\\A-Za-z0-9_.+-]))"
+_PEM = r"[A-Z ]*PRIVATE KEY(?: BLOCK)?"
+_OWN = (
+    ("provider_key", r"(?<![A-Za-z0-9])sk-(?=[\w-]*\d)[\w-]{20,}"),
+    ("provider_key", r"AIza[\w-]{35}|(?<![A-Za-z0-9])(?:hf_\w{30,}|gsk_\w{40,}|xai-\w{60,}|github_pat_\w{50,})"),
+    ("outrider_key", r"(?<![A-Za-z0-9])or[ka]-[\w-]{20,}"),
+    ("bearer_token", r"(?<=[Bb]earer )[\w.~+/=-]{20,}"),
+    ("jwt", r"eyJ[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]*)?"),
+    ("password_in_url", r"(?<=://)[^\s:/?#@\"'\\\x00]+:[^\s:/?#@\"'\\\x00]+(?=@)"),
+    ("private_key", rf"-----BEGIN {_PEM}-----[^-\x00]{{0,16384}}(?:-----END {_PEM}-----)?"),
+    ("email", _BEFORE + r"[A-Za-z0-9_.+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.)+[A-Za-z]{2,24}(?![A-Za-z0-9])"),
+)
+_BETWEEN = "\n\0\n"  # stands between two texts, so that nothing is found across them
+# Strings that come in pieces, and what tells one run of pieces from another.
+_PIECES = frozenset(
+    {"content", "text", "reasoning_content", "reasoning", "thinking", "refusal", "arguments", "partial_json", "delta"}
+)
+_INDEXES = ("index", "output_index", "content_index", "summary_index", "item_id", "type")
+# Token by token they spell the text again.
+_SPELLED = frozenset({"token_ids", "prompt_token_ids", "logprobs"})
+_NO_IDS = np.zeros(0, dtype=np.int32)
+_NO_LOGPROBS = np.zeros(0, dtype=np.float32)
+_MIN_CREDENTIAL = 8
+
+_decode = msgspec.json.decode
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class _Leaf:
+    """A string and where it stands."""
+
+    container: Any
+    key: Any
+    text: str
+    run: tuple[Any, ...] | None
+    """Leaves of one run are pieces of one text."""
+
+
+class _Span(NamedTuple):
+    start: int
+    end: int
+    kind: str
+
+
+class Redactor:
+    """`patterns` are the user's own. The library is loaded with the first call, which a trainer may never make."""
+
+    def __init__(self, patterns: Sequence[str] = ()) -> None:
+        self._own = patterns
+
+    @functools.cached_property
+    def _patterns(self) -> list[tuple[str, re.Pattern[str]]]:
+        found = [(kind, re.compile(pattern)) for kind, pattern in _OWN]
+        found += [("pattern", re.compile(pattern)) for pattern in self._own]
+        return [*found, *_library()]
+
+    def call(self, call: Call, credentials: Sequence[str] = ()) -> tuple[Call, Counter[str]]:
+        """The call as it may be stored, and how often each kind was found. `credentials` are taken out as they are.
+
+        Token ids are text in another spelling: where anything was found, they go too, and the call is text.
+        """
+        hits: Counter[str] = Counter()
+        request = self._body(call.request, credentials, hits)
+        streamed = call.response.startswith((b"data:", b"event:", b":", b"id:", b"retry:"))
+        response = (self._stream if streamed else self._body)(call.response, credentials, hits)
+        error = self.text(call.error, credentials, hits)
+        if not hits:
+            return call, hits
+        choices = tuple(
+            Choice(index=choice.index, token_ids=_NO_IDS, logprobs=_NO_LOGPROBS, finish_reason=choice.finish_reason)
+            for choice in call.choices
+        )
+        redacted = replace(
+            call,
+            request=request,
+            response=response,
+            error=error,
+            prompt_ids=None,
+            choices=choices,
+            fidelity=Fidelity.TEXT,
+            fidelity_reason=f"redacted: {hits.total()} parts were taken out, and the ids with them",
+        )
+        return redacted, hits
+
+    def text(self, text: str, credentials: Sequence[str], hits: Counter[str]) -> str:
+        leaf = _Leaf(None, None, text, None)
+        self._clean([leaf], credentials, hits)
+        return leaf.text
+
+    def _body(self, body: bytes, credentials: Sequence[str], hits: Counter[str]) -> bytes:
+        """The same object where there is nothing to take out."""
+        try:
+            tree = _decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            text = body.decode("latin-1")  # keeps each byte
+            shown = self.text(text, credentials, hits)
+            return body if shown == text else shown.encode("latin-1")
+        leaves = list(_leaves([tree], ()))
+        if not self._clean(leaves, credentials, hits):
+            return body
+        return _encode(_without_spelling(_put_back([tree], leaves)[0]))
+
+    def _stream(self, body: bytes, credentials: Sequence[str], hits: Counter[str]) -> bytes:
+        lines = body.split(b"\n")
+        trees: dict[int, Any] = {}
+        leaves: list[_Leaf] = []
+        for number, line in enumerate(lines):
+            if not line.startswith(b"data:"):
+                continue
+            try:
+                trees[number] = [_decode(line[5:])]
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                trees[number] = [line[5:].decode("latin-1")]
+            leaves += _leaves(trees[number], ())
+        if not self._clean(leaves, credentials, hits):
+            return body
+        _put_back(None, leaves)
+        for number, (tree,) in trees.items():
+            text = tree.encode("latin-1", "replace") if isinstance(tree, str) else _encode(_without_spelling(tree))
+            lines[number] = b"data: " + text.lstrip()
+        return b"\n".join(lines)
+
+    def _clean(self, leaves: list[_Leaf], credentials: Sequence[str], hits: Counter[str]) -> bool:
+        """Take what is found out of the leaves' texts; returns whether there was anything."""
+        runs: dict[Any, list[_Leaf]] = {}
+        for number, leaf in enumerate(leaves):
+            runs.setdefault(number if leaf.run is None else leaf.run, []).append(leaf)
+        ordered: list[_Leaf] = []
+        starts: list[int] = []
+        parts: list[str] = []
+        position = 0
+        for run in runs.values():
+            for leaf in run:
+                ordered.append(leaf)
+                starts.append(position)
+                parts.append(leaf.text)
+                position += len(leaf.text)
+            parts.append(_BETWEEN)
+            position += len(_BETWEEN)
+        spans = self._spans("".join(parts), credentials)
+        for span in reversed(spans):  # from the end, so that positions before it still hold
+            hits[span.kind] += 1
+            first = bisect.bisect_right(starts, span.start) - 1
+            for number in range(first, len(ordered)):
+                start = starts[number]
+                if start >= span.end and number > first:
+                    break
+                text = ordered[number].text
+                mark = f"[redacted:{span.kind}]" if number == first else ""
+                head, tail = max(0, span.start - start), max(0, span.end - start)
+                ordered[number].text = text[:head] + mark + text[tail:]
+        return bool(spans)
+
+    def _spans(self, text: str, credentials: Sequence[str]) -> list[_Span]:
+        """What to take out, in order and without overlap."""
+        found = [
+            _Span(match.start(), match.end(), kind)
+            for kind, pattern in self._patterns
+            for match in pattern.finditer(text)
+            if match.end() > match.start()
+        ]
+        for credential in credentials:
+            if len(credential) >= _MIN_CREDENTIAL:
+                found += [
+                    _Span(match.start(), match.end(), "credential")
+                    for match in re.finditer(re.escape(credential), text)
+                ]
+        spans: list[_Span] = []
+        for span in sorted(found, key=lambda span: (span.start, -span.end)):
+            if spans and span.start < spans[-1].end:
+                if span.end > spans[-1].end:
+                    spans[-1] = spans[-1]._replace(end=span.end)
+            else:
+                spans.append(span)
+        return spans
+
+
+def _library() -> list[tuple[str, re.Pattern[str]]]:
+    found = []
+    for module, name, kind in _DETECTORS:
+        detector = getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), name)
+        found += [(kind, pattern) for pattern in detector.denylist]
+    return found
+
+
+def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[_Leaf]:
+    """Every string in a tree, with what run of pieces it belongs to."""
+    if isinstance(value, dict):
+        path = (*path, *(value[name] for name in _INDEXES if isinstance(value.get(name), int | str)))
+        for name, child in value.items():
+            if isinstance(child, str):
+                yield _Leaf(value, name, child, (*path, name) if name in _PIECES else None)
+            elif isinstance(child, dict | list):
+                yield from _leaves(child, (*path, name))
+    else:
+        for number, child in enumerate(value):
+            if isinstance(child, str):
+                yield _Leaf(value, number, child, None)
+            elif isinstance(child, dict | list):
+                yield from _leaves(child, path if isinstance(child, dict) and "index" in child else (*path, number))
+
+
+def _put_back(tree: Any, leaves: list[_Leaf]) -> Any:
+    for leaf in leaves:
+        leaf.container[leaf.key] = leaf.text
+    return tree
+
+
+def _without_spelling(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {
+            name: None if name in _SPELLED and isinstance(child, dict | list) else _without_spelling(child)
+            for name, child in tree.items()
+        }
+    return [_without_spelling(child) for child in tree] if isinstance(tree, list) else tree
