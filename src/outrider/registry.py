@@ -28,7 +28,9 @@ BUILTIN: dict[str, dict[str, str]] = {
         "anthropic_messages": "outrider.dialects.anthropic_messages:AnthropicMessages",
     },
     "renderer": {
+        "auto": "outrider.renderers.library:AutoRenderer",
         "template": "outrider.renderers.template:TemplateRenderer",
+        "library": "outrider.renderers.library:LibraryRenderer",
     },
     "sampler": {
         "shuffle": "outrider.samplers.shuffle:Shuffle",

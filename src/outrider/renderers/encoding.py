@@ -87,6 +87,11 @@ class TokenText:
         """Text of `ids`, control tokens spelled out."""
         return str(self._full.decode(list(ids), skip_special_tokens=False))
 
+    def piece(self, spelling: str, otherwise: int | None) -> int | None:
+        """The id of one piece of the vocabulary."""
+        found = self._full.token_to_id(spelling)
+        return otherwise if found is None else int(found)
+
     def stream(self) -> TextStream:
         return TextStream(self._full)
 
