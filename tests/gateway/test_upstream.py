@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
@@ -217,3 +218,22 @@ async def test_nobody_there_is_a_refusal():
 def test_a_base_url_that_is_none_is_refused(url):
     with pytest.raises(ConfigError, match="upstream"):
         Upstream(url, timeout_s=1)
+
+
+async def test_a_connect_that_hangs_is_given_up_at_once():
+    with socket.socket() as deaf, socket.socket() as first:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        port = deaf.getsockname()[1]
+        first.connect(("127.0.0.1", port))  # fills the queue, so the kernel answers no further one
+        upstream = Upstream(f"http://127.0.0.1:{port}", timeout_s=60)
+        call = upstream.call("POST", b"/v1/x", [], b"x")
+        waiting = asyncio.create_task(call.start())
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        call.abort()
+        with pytest.raises(UpstreamError, match="given up"):
+            await asyncio.wait_for(waiting, 2)
+        slow = Upstream(f"http://127.0.0.1:{port}", timeout_s=0.1).call("POST", b"/v1/x", [], b"x")
+        with pytest.raises(UpstreamError, match="no answer in"):
+            await asyncio.wait_for(slow.start(), 5)

@@ -64,13 +64,17 @@ class Upstream:
         for connection in list(self._idle):
             connection.close()
 
-    async def connection(self, *, fresh: bool) -> _Connection:
-        """An idle connection or a new one. Raises `UpstreamError`."""
-        while self._idle and not fresh:
+    def idle(self) -> _Connection | None:
+        """A connection that is open and has nothing to do."""
+        while self._idle:
             connection = self._idle.pop()
             if not connection.closed:
                 connection.reused = True
                 return connection
+        return None
+
+    async def connect(self) -> _Connection:
+        """Raises `UpstreamError`."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -98,6 +102,7 @@ class UpstreamCall:
         self._body = body
         self._bodiless = bodiless
         self._connection: _Connection | None = None
+        self._connecting: asyncio.Task[_Connection] | None = None
         self._answered = False  # the headers are in
         self._complete = False
         self._error: UpstreamError | None = None
@@ -114,10 +119,7 @@ class UpstreamCall:
         fresh = False
         while not self._answered:
             self._check()
-            connection = await self._upstream.connection(fresh=fresh)
-            if self._error is not None:  # aborted while we connected
-                connection.close()
-                raise self._error
+            connection = (None if fresh else self._upstream.idle()) or await self._connect()
             self._connection = connection
             connection.send(self, self._head, self._body)
             try:
@@ -130,6 +132,21 @@ class UpstreamCall:
                     raise
                 self._error = None
                 fresh = True
+
+    async def _connect(self) -> _Connection:
+        self._connecting = asyncio.create_task(self._upstream.connect())
+        try:
+            connection = await self._connecting
+        except asyncio.CancelledError:
+            self._connecting.cancel()
+            self._check()  # given up by `abort` or the time limit
+            raise
+        finally:
+            self._connecting = None
+        if self._error is not None:  # in the same moment as it was made
+            connection.close()
+            self._check()
+        return connection
 
     async def chunk(self) -> bytes:
         """What has come since the last call; empty at the end."""
@@ -167,6 +184,8 @@ class UpstreamCall:
         if self._complete or self._error is not None:
             return
         self._error = error
+        if self._connecting is not None:
+            self._connecting.cancel()
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
