@@ -198,7 +198,8 @@ class Call:
     request: bytes
     """Body as the agent sent it."""
     response: bytes
-    """Body as the upstream sent it: JSON, or the raw event stream."""
+    """Body as the upstream sent it: JSON, or the raw event stream. Where the gateway made the prompt (`continuation`),
+    the chat answer that it made of the sampled ids."""
     prompt_ids: IntArray | None
     choices: tuple[Choice, ...]
     usage: Usage | None
@@ -214,6 +215,8 @@ class Call:
     duration_s: float = 0.0
     first_token_s: float | None = None
     error: str = ""
+    continuation: str = ""
+    """How its prompt came about, where the gateway made it: ``continued``, ``opened`` or ``broke: <Break>``."""
     seq: int = 0
     """Position in the store, given at the commit; grows with the order of commits."""
 

@@ -179,7 +179,7 @@ def test_a_newer_schema_is_refused(path):
     with sqlite3.connect(path) as other:
         other.execute("INSERT INTO migrations VALUES (?, 0)", (len(MIGRATIONS) + 1,))
     other.close()
-    with pytest.raises(StoreError, match=r"store\.sqlite3: written by a newer Outrider \(schema 2"):
+    with pytest.raises(StoreError, match=rf"by a newer Outrider \(schema {len(MIGRATIONS) + 1}"):
         SqliteStore(path)
 
 

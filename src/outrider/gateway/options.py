@@ -52,7 +52,9 @@ class GatewayOptions(Section, frozen=True, kw_only=True):
         str,
         Meta(description="Folder with the policy's tokenizer.json and chat template; empty leaves it to the engine."),
     ] = ""
-    renderer: Annotated[str, Meta(description="Renderer plug-in: what knows the policy's chat format.")] = "template"
+    renderer: Annotated[str, Meta(description="What knows the policy's chat format: auto, library or template.")] = (
+        "auto"
+    )
     dialects: Annotated[
         tuple[str, ...],
         Meta(description="Dialects spoken to agents; the first words errors of routes that belong to none."),

@@ -81,4 +81,5 @@ class CallRecord:
             duration_s=time.monotonic() - self._began,
             first_token_s=self.first_token_s,
             error=self.error,
+            continuation="" if self.turn is None else self.turn.outcome,
         )

@@ -120,6 +120,12 @@ class Relay:
         """Answer how many tokens a prompt has; nothing is recorded. Raises `RequestError`."""
         body = exchange.plain(await exchange.body(self._max_body_bytes), self._max_body_bytes)
         asked = dialect.count_request(body, model=self._model if access.ours else "")
+        if access.ours and self._continuation is not None:
+            tokens = await self._continuation.count_prompt(access.attempt_id, asked)
+            if tokens is not None:
+                reply = dialect.count_reply(200, b'{"usage":{"prompt_tokens":%d}}' % tokens)
+                await exchange.respond(reply.status, [JSON_TYPE], reply.body)
+                return
         call = self._upstream.call("POST", asked.path.encode(), _translated_headers(exchange), asked.body)
         exchange.watch(call.abort)
         try:

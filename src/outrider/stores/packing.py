@@ -35,6 +35,7 @@ CALL_COLUMNS = (
     "id", "attempt_id", "dialect", "model", "state", "status", "streamed", "prompt_tokens", "completion_tokens",
     "fidelity", "fidelity_reason", "sampling", "version_start", "version_end", "started_at", "duration_s",
     "first_token_s", "error", "choices", "prompt_ids", "token_ids", "logprobs", "request", "response",
+    "continuation",
 )  # fmt: skip
 REWARD_COLUMNS = ("attempt_id", "name", "value", "reason", "parts", "source", "created_at")
 SESSION_COLUMNS = ("key_hash", "attempt_id", "mode", "sampling", "allow_feedback", "expires_at", "sealed")
@@ -94,6 +95,7 @@ def call_row(call: Call, bodies: Bodies) -> Row:
         b"".join(_pack_floats(choice.logprobs) for choice in call.choices),
         bodies.pack(call.request),
         bodies.pack(call.response),
+        call.continuation,
     )
 
 
@@ -102,7 +104,7 @@ def call_from(row: Row, bodies: Bodies) -> Call:
     (
         seq, id, attempt_id, dialect, model, state, status, streamed, prompt_tokens, completion_tokens, fidelity,
         fidelity_reason, sampling, version_start, version_end, started_at, duration_s, first_token_s, error, choices,
-        prompt_ids, token_ids, logprobs, request, response,
+        prompt_ids, token_ids, logprobs, request, response, continuation,
     ) = row  # fmt: skip
     return Call(
         id=id,
@@ -128,6 +130,7 @@ def call_from(row: Row, bodies: Bodies) -> Call:
         duration_s=duration_s,
         first_token_s=first_token_s,
         error=error,
+        continuation=continuation,
         seq=seq,
     )
 

@@ -112,6 +112,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         'CREATE TABLE "values" (key TEXT PRIMARY KEY, value TEXT NOT NULL)',
         "CREATE TABLE writers (id TEXT PRIMARY KEY, last_group BIGINT NOT NULL, seen_at TIMESTAMPTZ NOT NULL)",
     ),
+    ("ALTER TABLE calls ADD COLUMN continuation TEXT NOT NULL DEFAULT ''",),
 )
 
 

@@ -96,6 +96,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX attempts_by_rollout ON attempts (rollout_id, number)",
         'CREATE TABLE "values" (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID',
     ),
+    ("ALTER TABLE calls ADD COLUMN continuation TEXT NOT NULL DEFAULT ''",),
 )
 
 

@@ -118,6 +118,13 @@ class Continuation:
         prompt_ids, outcome = await self._prompt(attempt_id, asked)
         return Turn(self, attempt_id, asked, prompt_ids, outcome)
 
+    async def count_prompt(self, attempt_id: str, asked: UpstreamRequest) -> int | None:
+        """How many tokens the prompt of such a call has; None where the engine is to render it."""
+        try:
+            return len((await self._prompt(attempt_id, self._read(asked)))[0])
+        except LeftToEngine:
+            return None
+
     def reader(
         self, inner: ReplyReader, prepared: UpstreamRequest, request: ChatRequest, prompt_ids: list[int]
     ) -> ContinuedReader:
