@@ -158,8 +158,7 @@ class Scheduler:
     # The thread.
 
     def _run(self) -> None:
-        if self._threads:
-            torch.set_num_threads(self._threads)
+        torch.set_num_threads(self._threads)
         with torch.inference_mode():
             while not self._closed:
                 self._obey()

@@ -49,7 +49,8 @@ class EngineOptions:
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Compute type; auto is bfloat16."""
     threads: int = 0
-    """CPU threads; 0 for all cores."""
+    """CPU threads; 0 for all cores but one. Threads wait for each other some 500 times a step: if another process takes
+    the core of one of them, all are slow, so the last core is worth more to the others than to the engine."""
     seed: int = 0
     """Source of the seeds of requests that bring none."""
     version: int = 0
@@ -99,7 +100,7 @@ def build(options: EngineOptions) -> tuple[Starlette, Scheduler, int]:
         max_model_len=max_model_len,
         prefix_cache_tokens=options.prefix_cache_tokens,
         version=options.version,
-        threads=options.threads,
+        threads=options.threads or max(1, _cores() - 1),
         deliver=courier,
     )
     planner.warm_up()
@@ -138,6 +139,11 @@ class _Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _calm_openmp() -> None:
