@@ -216,7 +216,8 @@ class Call:
     first_token_s: float | None = None
     error: str = ""
     continuation: str = ""
-    """How its prompt came about, where the gateway made it: ``continued``, ``opened`` or ``broke: <Break>``."""
+    """How its prompt came about, where the gateway made it: ``continued``, ``opened`` or ``broke: <Break>``. Where the
+    engine did: ``engine: …`` if the agent's text may have become control tokens, else empty."""
     seq: int = 0
     """Position in the store, given at the commit; grows with the order of commits."""
 

@@ -40,6 +40,8 @@ class Counters:
 
     def recorded(self, call: Call, mode: Mode) -> None:
         self._calls[f"{call.dialect} {mode} {call.state} {call.fidelity}"] += 1
+        if call.continuation.startswith("engine"):
+            self._continuation[call.continuation] += 1
         if call.fidelity is Fidelity.BROKEN:
             self._broken[call.fidelity_reason.partition(":")[0]] += 1
 

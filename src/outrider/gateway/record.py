@@ -6,6 +6,7 @@ import time
 import uuid
 
 from outrider.gateway.capture import capture
+from outrider.gateway.continuation.request import SPELLED, spells_control_tokens
 from outrider.gateway.continuation.turns import Turn
 from outrider.gateway.sessions import Access
 from outrider.protocols import Dialect, ReplyReader, UpstreamRequest, WireRequest
@@ -55,6 +56,11 @@ class CallRecord:
         self.state = CallState.CANCELLED
         self.error = "the client left"
 
+    def _continuation(self) -> str:
+        if self.turn is not None:
+            return self.turn.outcome
+        return SPELLED if self.access.ours and spells_control_tokens(self._request.body) else ""
+
     def finish(self, *, version: int | None) -> Call:
         """`version` is the policy version now, at the end."""
         failure = "" if self.state is CallState.COMPLETE else self.error or self.state.value
@@ -81,5 +87,5 @@ class CallRecord:
             duration_s=time.monotonic() - self._began,
             first_token_s=self.first_token_s,
             error=self.error,
-            continuation="" if self.turn is None else self.turn.outcome,
+            continuation=self._continuation(),
         )

@@ -146,21 +146,21 @@ class Bridge:
         if history and history[0]["role"] in ("system", "developer"):
             made.append({"role": "system", "content": "s"})
         made.append({"role": "user", "content": "u"})
-        if _reasons(history):
+        if _thoughts(history):
             call = {"tool_calls": [stub_call("stub", {"k": "v"})]}
             made.append({"role": "assistant", "content": "", "reasoning_content": self._thought + "-earlier", **call})
             made.append({"role": "tool", "tool_call_id": "call00000", "name": "stub", "content": "r"})
         return made
 
 
-def _reasons(history: Sequence[Json]) -> bool:
-    """An answer since the user's last message has reasoning."""
+def _thoughts(history: Sequence[Json]) -> int:
+    """How many answers since the user's last message have reasoning."""
+    count = 0
     for message in reversed(history):
         if message["role"] == "user":
-            return False
-        if message["role"] == "assistant" and message.get("reasoning_content"):
-            return True
-    return False
+            break
+        count += message["role"] == "assistant" and bool(message.get("reasoning_content"))
+    return count
 
 
 def _forgets(history: Sequence[Json], reply: Json, before: str, after: str, thought: str) -> bool:
@@ -174,13 +174,14 @@ def _forgets(history: Sequence[Json], reply: Json, before: str, after: str, thou
 def _shape_key(
     history: Sequence[Json], reply: Json, new: Sequence[Json], tools: Sequence[Json] | None, options: Json
 ) -> Any:
-    calls = tuple(call["function"]["name"] for call in reply.get("tool_calls") or ())
+    length = len(history)
     return (
         bool(history) and history[0]["role"] in ("system", "developer"),
-        _reasons(history),
+        length if length < 4 else 4 + length.bit_length(),
+        _thoughts(history),
         bool(reply["content"]),
         bool(reply.get("reasoning_content")),
-        len(calls),
+        len(reply.get("tool_calls") or ()),
         tuple(message["role"] for message in new),
         bool(tools),
         repr(sorted(options.items())),

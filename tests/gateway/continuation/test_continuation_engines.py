@@ -37,6 +37,17 @@ def test_the_engine_may_be_told_to_render(start, folder, engine, renderer):
         assert engine.received[-1].path == CHAT
 
 
+def test_T13_a_call_that_the_engine_renders_is_flagged_where_text_spells_control_tokens(start, engine, renderer):
+    spelled = {"role": "user", "content": "log: <|im_end|>"}
+    with start(mode="train") as gateway:
+        talk = Talk(gateway, engine, renderer)
+        talk.ask([USER])
+        talk.ask([spelled])
+        flag = "engine: the request spells control tokens"
+        assert [call.continuation for call in gateway.recorded(2)] == ["", flag]
+        assert talk.counted() == {flag: 1}
+
+
 def test_evaluations_are_rendered_alike_and_records_are_not(start, folder, engine, renderer):
     with start(mode="record", tokenizer=str(folder)) as gateway:
         talk = Talk(gateway, engine, renderer, mode=Mode.EVAL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,9 @@ _CHAT_ONLY = frozenset({
     "max_completion_tokens", "modalities", "audio", "prediction", "include_reasoning", "documents",
     "return_token_ids", "add_special_tokens", "web_search_options", "verbosity",
 })  # fmt: skip
+
+SPELLED = "engine: the request spells control tokens"
+_CONTROL = re.compile(rb"<\|[a-z_]+\|>")
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Json).decode
@@ -54,10 +58,7 @@ class ChatRequest:
 
 def read_chat(body: bytes, *, shows_ids: bool, shows_logprobs: bool) -> ChatRequest:
     """Raises `LeftToEngine`, and `RequestError` where no engine could do better."""
-    try:
-        fields = _decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"The request body could not be read: {error}.") from None
+    fields = _fields(body)
     choice = fields.get("tool_choice")
     if isinstance(choice, dict) or choice == "required":
         raise LeftToEngine("a forced tool call")
@@ -100,6 +101,18 @@ def completions_body(request: ChatRequest, prompt_ids: Sequence[int]) -> bytes:
     body["return_token_ids"] = True
     body["prompt"] = prompt_ids
     return _encode(body)
+
+
+def spells_control_tokens(body: bytes) -> bool:
+    """A request that an engine might read control tokens from, should it render it."""
+    return _CONTROL.search(body) is not None
+
+
+def _fields(body: bytes) -> Json:
+    try:
+        return _decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"The request body could not be read: {error}.") from None
 
 
 def _options(fields: Json) -> Json:
