@@ -50,6 +50,7 @@ def _type(kind: Any) -> Any:
 @click.option(
     "--config",
     "config_file",
+    envvar="OUTRIDER_GATEWAY_CONFIG",
     type=click.Path(path_type=Path),
     help="TOML file with options, named as here with _ for -, or in the plural where one may be repeated. "
     "The command line and variables go before it.",

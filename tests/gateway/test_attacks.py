@@ -53,7 +53,8 @@ PATHS = [
     "/engines", "/v1/engines", "/register", "/v1/calls", "/calls", "/sessions", "/admin/sessions", "/metrics",
     "/control/load_weights", "/v1/control/load_weights", "/v1/load_lora_adapter", "/load_lora_adapter",
     "/v1/files", "/v1/fine_tuning/jobs", "/v1/chat/completions/x", "/v1/responses/resp_1",
-    "/v1/responses/resp_1/cancel", "/v1/messages/batches", "/v1/embeddings", "/tokenize", "/v1/tokenize", "/collective_rpc", "/sleep",
+    "/v1/responses/resp_1/cancel", "/v1/messages/batches", "/v1/embeddings", "/tokenize",
+    "/v1/tokenize", "/collective_rpc", "/sleep",
 ]  # fmt: skip
 
 

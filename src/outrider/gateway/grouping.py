@@ -79,6 +79,8 @@ def _turns(fields: Mapping[str, msgspec.Raw]) -> Iterator[tuple[bool, bytes]]:
             continue
         value = msgspec.json.decode(fields[name])
         for item in value if isinstance(value, list) else [value]:
+            if name == "input" and isinstance(item, str):
+                item = {"role": "user", "content": item}
             if not isinstance(item, dict):
                 yield False, _encode(item)
             elif item.get("type") not in _IGNORED:

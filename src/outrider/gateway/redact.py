@@ -43,17 +43,17 @@ _DETECTORS = (
     ("twilio", "TwilioKeyDetector", "twilio_key"),
 )
 # A body may hold JSON in a string, where a line end is spelled \n: the n is no part of what follows it.
-_BEFORE = r"(?:(?<=\\[nrtbf])|(?<![\\A-Za-z0-9_.+-]))"
+_BEFORE = r"(?:(?<=\\[nrtbf])|(?<![\\A-Za-z0-9]))"
 _PEM = r"[A-Z ]*PRIVATE KEY(?: BLOCK)?"
 _OWN = (
-    ("provider_key", r"(?<![A-Za-z0-9])sk-(?=[\w-]*\d)[\w-]{20,}"),
-    ("provider_key", r"AIza[\w-]{35}|(?<![A-Za-z0-9])(?:hf_\w{30,}|gsk_\w{40,}|xai-\w{60,}|github_pat_\w{50,})"),
-    ("outrider_key", r"(?<![A-Za-z0-9])or[ka]-[\w-]{20,}"),
+    ("provider_key", _BEFORE + r"sk-(?=[\w-]*\d)[\w-]{20,}"),
+    ("provider_key", _BEFORE + r"(?:AIza[\w-]{35}|hf_\w{30,}|gsk_\w{40,}|xai-\w{60,}|github_pat_\w{50,})"),
+    ("outrider_key", _BEFORE + r"or[ka]-[\w-]{20,}"),
     ("bearer_token", r"(?<=[Bb]earer )[\w.~+/=-]{20,}"),
     ("jwt", r"eyJ[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]*)?"),
     ("password_in_url", r"(?<=://)[^\s:/?#@\"'\\\x00]+:[^\s:/?#@\"'\\\x00]+(?=@)"),
     ("private_key", rf"-----BEGIN {_PEM}-----[^-\x00]{{0,16384}}(?:-----END {_PEM}-----)?"),
-    ("email", _BEFORE + r"[A-Za-z0-9_.+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.)+[A-Za-z]{2,24}(?![A-Za-z0-9])"),
+    ("email", _BEFORE + r"(?<![_.+-])[A-Za-z0-9_.+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.)+[A-Za-z]{2,24}(?![A-Za-z0-9])"),
 )
 _BETWEEN = "\n\0\n"  # stands between two texts, so that nothing is found across them
 # Strings that come in pieces, and what tells one run of pieces from another.
@@ -112,6 +112,7 @@ class Redactor:
         error = self.text(call.error, credentials, hits)
         if not hits:
             return call, hits
+        response = _without_ids(response, streamed)
         choices = tuple(
             Choice(index=choice.index, token_ids=_NO_IDS, logprobs=_NO_LOGPROBS, finish_reason=choice.finish_reason)
             for choice in call.choices
@@ -141,10 +142,12 @@ class Redactor:
             text = body.decode("latin-1")  # keeps each byte
             shown = self.text(text, credentials, hits)
             return body if shown == text else shown.encode("latin-1")
-        leaves = list(_leaves([tree], ()))
+        root = [tree]
+        leaves = list(_leaves(root, ()))
         if not self._clean(leaves, credentials, hits):
             return body
-        return _encode(_without_spelling(_put_back([tree], leaves)[0]))
+        _put_back(leaves)
+        return _encode(root[0])
 
     def _stream(self, body: bytes, credentials: Sequence[str], hits: Counter[str]) -> bytes:
         lines = body.split(b"\n")
@@ -160,9 +163,9 @@ class Redactor:
             leaves += _leaves(trees[number], ())
         if not self._clean(leaves, credentials, hits):
             return body
-        _put_back(None, leaves)
+        _put_back(leaves)
         for number, (tree,) in trees.items():
-            text = tree.encode("latin-1", "replace") if isinstance(tree, str) else _encode(_without_spelling(tree))
+            text = tree.encode("latin-1", "replace") if isinstance(tree, str) else _encode(tree)
             lines[number] = b"data: " + text.lstrip()
         return b"\n".join(lines)
 
@@ -246,10 +249,24 @@ def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[_Leaf]:
                 yield from _leaves(child, path if isinstance(child, dict) and "index" in child else (*path, number))
 
 
-def _put_back(tree: Any, leaves: list[_Leaf]) -> Any:
+def _put_back(leaves: list[_Leaf]) -> None:
     for leaf in leaves:
         leaf.container[leaf.key] = leaf.text
-    return tree
+
+
+def _without_ids(body: bytes, streamed: bool) -> bytes:
+    """A response without what spells its text again, token by token."""
+    if not any(name.encode() in body for name in _SPELLED):
+        return body
+    lines = body.split(b"\n") if streamed else [body]
+    for number, line in enumerate(lines):
+        head, text = (line[:5], line[5:]) if streamed else (b"", line)
+        try:
+            if head in (b"", b"data:"):
+                lines[number] = head + _encode(_without_spelling(_decode(text)))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+    return b"\n".join(lines)
 
 
 def _without_spelling(tree: Any) -> Any:
