@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -148,3 +149,17 @@ def test_template_options_reach_the_library(library):
     assert library.head([], {"enable_thinking": False, "x": 1})["options"] == {"enable_thinking": False}
     with pytest.raises(RequestError, match="chat_template_kwargs"):
         library.render([USER], [], {"enable_thinking": "maybe"})
+
+
+def test_the_library_is_not_even_asked_about_a_llama_that_is_no_llama_3(tmp_path, monkeypatch):
+    folder = write_format(tmp_path / "model", "smol")
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    monkeypatch.setattr("outrider.renderers.library._create", lambda *_: pytest.fail("it was asked"))
+    assert isinstance(AutoRenderer(folder), TemplateRenderer)
+
+
+def test_without_the_library_a_known_family_is_left_to_its_template(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "renderers.base", None)
+    assert isinstance(AutoRenderer(folder), TemplateRenderer)
+    with pytest.raises(ConfigError, match=r"outrider\[render\]"):
+        LibraryRenderer(folder, "qwen3")

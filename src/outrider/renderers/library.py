@@ -121,6 +121,8 @@ def find_family(folder: Path, generic: TemplateRenderer) -> str:
     """The family that renders as the folder's template does; empty where there is none, or no library."""
     config = folder / "config.json"
     kind = json.loads(config.read_text(encoding="utf-8")).get("model_type") if config.is_file() else None
+    if kind == "llama" and "<|start_header_id|>" not in generic.text.added:
+        return ""  # the architecture of many; importing the library takes seconds
     tokenizer = _Tokenizer(folder, generic.text)
     for family in FAMILIES.get(str(kind), ()):
         try:

@@ -126,7 +126,7 @@ class ContinuedReader:
             answer.feed(choice.token_ids)
             answer.finish()
         made: Json = {"index": choice.index, "message": answer.message.wire()}
-        return {**made, **self._rest(choice, answer), **self._ending(choice, answer)}
+        return {**made, **self._rest(choice), **self._ending(choice, answer)}
 
     # -- streams ---------------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class ContinuedReader:
             deltas.append(told)
         if choice.finish_reason is not None and (told := answer.finish()):
             deltas.append(told)
-        rest = self._rest(choice, answer)
+        rest = self._rest(choice)
         if not deltas and (choice.finish_reason is not None or rest["logprobs"] or "token_ids" in rest):
             deltas.append({})
         parts = [{"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None} for delta in deltas]
@@ -197,7 +197,7 @@ class ContinuedReader:
             found = self.answers[index] = AnswerStream(parser, self._request, self._prompt_ids, index)
         return found
 
-    def _rest(self, choice: _Choice, answer: AnswerStream) -> Json:
+    def _rest(self, choice: _Choice) -> Json:
         """What only an agent sees that asked for it."""
         top = self._request.top_logprobs
         rest: Json = {"logprobs": None if top is None else chat_logprobs(choice.logprobs, top)}
