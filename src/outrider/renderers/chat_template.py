@@ -28,6 +28,8 @@ class ChatTemplate:
 
     def __init__(self, folder: Path) -> None:
         """Raises `ConfigError` where the folder has no template, or one that is no Jinja."""
+        if not folder.is_dir():
+            raise ConfigError(f"tokenizer: there is no folder {str(folder)!r}; give the policy's model folder.")
         config = _read_json(folder / "tokenizer_config.json")
         sources = _sources(folder, config)
         if "default" not in sources:
