@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 
 from outrider.errors import StoreBusy, StoreError
@@ -18,11 +19,12 @@ from outrider.gateway.redact import Redactor
 from outrider.gateway.sessions import TRAJECTORY_HEADER, TRAJECTORY_PREFIX, Access, is_attempt_key, token_of
 from outrider.gateway.upstream import Upstream, UpstreamCall, UpstreamError
 from outrider.protocols import Dialect, Store, TokenCounter, WireRequest
-from outrider.types import Mode
+from outrider.types import Call, Mode
 
 _DROP = frozenset({b"content-length", b"host", b"expect", TRAJECTORY_HEADER})
 _DROP_RECORDED = _DROP | {b"accept-encoding", b"content-encoding"}
 _IDENTITY = (b"accept-encoding", b"identity")
+LONG_BODY = 1 << 18  # to look through one takes some 20 ms
 _NOTHING: frozenset[bytes] = frozenset()
 
 
@@ -49,7 +51,7 @@ class Relay:
         self._sample_rate = options.sample_rate
         self._chains = Chains()
         self._redact = {"off": frozenset(), "record": frozenset({Mode.RECORD}), "all": frozenset(Mode)}[options.redact]
-        self._redactor = Redactor(options.redact_patterns) if self._redact else None
+        self._redactor = Redactor(options.redact_patterns)
         self._continuation = continuation
 
     async def forward(self, exchange: Exchange, target: bytes, dialect: Dialect) -> None:
@@ -150,8 +152,8 @@ class Relay:
             return
         call = record.finish(version=self._admission.version if record.access.ours else None)
         stored = call
-        if mode in self._redact and self._redactor is not None:
-            stored, hits = await asyncio.to_thread(self._redactor.call, call, record.access.credentials)
+        if mode in self._redact:
+            stored, hits = await self._redacted(call, record.access)
             self._counters.redacted(hits)
         try:
             await asyncio.wrap_future(self._store.append_call(stored))
@@ -164,6 +166,11 @@ class Relay:
         self._counters.recorded(stored, mode)
         if record.turn is not None:
             record.turn.committed(call)
+
+    async def _redacted(self, call: Call, access: Access) -> tuple[Call, Counter[str]]:
+        if len(call.request) + len(call.response) < LONG_BODY:
+            return self._redactor.call(call, access.credentials)
+        return await asyncio.to_thread(self._redactor.call, call, access.credentials)  # others go on meanwhile
 
 
 async def _pass_on(exchange: Exchange, call: UpstreamCall, dialect: Dialect) -> None:
