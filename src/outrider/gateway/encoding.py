@@ -1,4 +1,4 @@
-"""Content encodings, undone piece by piece. The gateway records plain text and never encodes."""
+"""Content encodings: undone for what is recorded, and put on answers for agents that want it."""
 
 from __future__ import annotations
 
@@ -63,3 +63,35 @@ def _unzip(body: bytes, limit: int) -> bytes:
             raise zlib.error("it ends too early")
         body = unpacker.unused_data  # gzip may come in several members
     return b"".join(parts)
+
+
+class Packer:
+    """Packs an answer, whole or piece by piece; each piece can be unpacked as soon as it arrives."""
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self._zstd = zstandard.ZstdCompressor(level=3).compressobj() if name == b"zstd" else None
+        self._gzip = zlib.compressobj(level=4, wbits=16 + zlib.MAX_WBITS) if name == b"gzip" else None
+
+    def piece(self, data: bytes) -> bytes:
+        if self._zstd is not None:
+            return self._zstd.compress(data) + self._zstd.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+        assert self._gzip is not None
+        return self._gzip.compress(data) + self._gzip.flush(zlib.Z_SYNC_FLUSH)
+
+    def last(self, data: bytes) -> bytes:
+        if self._zstd is not None:
+            return self._zstd.compress(data) + self._zstd.flush()
+        assert self._gzip is not None
+        return self._gzip.compress(data) + self._gzip.flush()
+
+
+def packer_for(accepted: bytes) -> Packer | None:
+    """For an Accept-Encoding header: zstd before gzip; None where it takes neither."""
+    taken = set()
+    for part in accepted.lower().split(b","):
+        name, _, parameters = part.partition(b";")
+        quality = parameters.strip().removeprefix(b"q=").strip()
+        if quality.strip(b"0.") or not quality:  # q=0 means never
+            taken.add(name.strip())
+    return next((Packer(name) for name in (b"zstd", b"gzip") if name in taken), None)

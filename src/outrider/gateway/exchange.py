@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequ
 from typing import Any
 
 from outrider.errors import RequestError
-from outrider.gateway.encoding import decode_request
+from outrider.gateway.encoding import Packer, decode_request, packer_for
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -15,6 +15,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
+PACKED_FROM = 1024  # bytes; a shorter answer gains nothing
 JSON_TYPE = (b"content-type", b"application/json")
 # Of one connection only (RFC 9110, section 7.6.1), so not ours to pass on.
 HOP_BY_HOP = frozenset(
@@ -50,6 +51,7 @@ class Exchange:
         self._idle_timeout_s = idle_timeout_s
         self._receive = receive
         self._send = send
+        self._packer: Packer | None = None
         self._on_gone: Callable[[], object] | None = None
         self._watcher: asyncio.Task[None] | None = None
 
@@ -132,21 +134,37 @@ class Exchange:
 
     # -- the answer ------------------------------------------------------------------------------------------------
 
+    def pack(self) -> None:
+        """Put a content encoding on what is sent from now on, if the agent takes one."""
+        self._packer = packer_for(self.header(b"accept-encoding") or b"")
+
     async def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer; `headers` hold no framing."""
-        length = (b"content-length", b"%d" % len(body))
-        await self.start(status, [*headers, length])
+        packer, self._packer = self._packer, None
+        if packer is not None and len(body) >= PACKED_FROM:
+            headers, body = [*headers, *_packed(packer)], packer.last(body)
+        await self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
         await self.finish(body)
 
     async def start(self, status: int, headers: Headers) -> None:
         self.started = True
+        if self._packer is not None:
+            headers = [*headers, *_packed(self._packer)]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes) -> None:
+        if self._packer is not None:
+            data = self._packer.piece(data)
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self, data: bytes = b"") -> None:
+        if self._packer is not None:
+            data = self._packer.last(data)
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+def _packed(packer: Packer) -> Headers:
+    return [(b"content-encoding", packer.name), (b"vary", b"accept-encoding")]
 
 
 def end_to_end(headers: Sequence[tuple[bytes, bytes]], drop: frozenset[bytes]) -> Headers:

@@ -78,6 +78,10 @@ class GatewayOptions(Section, frozen=True, kw_only=True):
     ] = "record"
     redact_patterns: Annotated[tuple[str, ...], Meta(description="More regular expressions of what is taken out.")] = ()
     max_body_mb: Annotated[float, Meta(gt=0, description="Largest request body, MiB, also once unpacked.")] = 64.0
+    pack_answers: Annotated[
+        bool,
+        Meta(description="Recorded answers are sent with zstd or gzip to agents that take it; costs CPU."),
+    ] = False
     max_in_flight: Annotated[
         int, Meta(ge=1, description="Calls under way at the same time; one more is turned away with 503.")
     ] = 4096

@@ -48,6 +48,7 @@ class Relay:
         self._counters = counters
         self._max_body_bytes = int(options.max_body_mb * (1 << 20))
         self._model = options.model
+        self._pack_answers = options.pack_answers
         self._sample_rate = options.sample_rate
         self._chains = Chains()
         self._redact = {"off": frozenset(), "record": frozenset({Mode.RECORD}), "all": frozenset(Mode)}[options.redact]
@@ -80,6 +81,8 @@ class Relay:
         if access.mode is Mode.PASSTHROUGH and not dialect.translated:
             await self._forward(exchange, target, dialect, body)
             return
+        if self._pack_answers:
+            exchange.pack()
         tokens = access.ours
         prepared = dialect.prepare(
             request,
