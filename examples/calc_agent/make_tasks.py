@@ -13,28 +13,27 @@ from pathlib import Path
 
 TRAIN, HELDOUT = 400, 200
 SOLVE = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul}
+# Subtraction is what the untrained model gets wrong most often, so it gets the largest share.
+SHARES = {"add": 11, "subtract": 18, "multiply": 11}
 # Each list goes from questions that name the operation to questions where it must be understood.
 TEMPLATES = {
     "add": (
         "What is {a} plus {b}?",
         "What is the sum of {a} and {b}?",
         "Add {a} and {b}.",
-        "{name} has {a} {thing} and adds {b} more. How many {thing} does {name} have now?",
-        "There are {a} red and {b} blue {thing} in a box. How many {thing} are in the box?",
+        "What is the total of {a} and {b}?",
     ),
     "subtract": (
         "Subtract {b} from {a}.",
-        "{name} has {a} {thing}. Subtract the {b} that got lost. How many {thing} are left?",
-        "A bus has {a} seats and {b} are taken. How many seats are left?",
+        "{name} has {a} {thing} and loses {b}. How many {thing} are left?",
         "A shop has {a} {thing} and sells {b}. How many {thing} are left?",
         "{name} has {a} {thing} and gives {b} away. How many {thing} are left?",
     ),
     "multiply": (
-        "What is {a} times {b}?",
+        "Multiply {a} by {b}.",
+        "Take {a} times {b}.",
         "What is {a} multiplied by {b}?",
         "What is the product of {a} and {b}?",
-        "Multiply {a} by {b}.",
-        "There are {a} boxes with {b} {thing} each. How many {thing} are there?",
     ),
 }
 NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry")
@@ -45,7 +44,7 @@ Row = dict[str, str | int]
 
 def make(rng: random.Random, pair: tuple[int, int], identifier: str) -> Row:
     """One task for an operand pair, the larger first."""
-    tool = rng.choice(sorted(TEMPLATES))
+    tool = rng.choices(list(SHARES), weights=list(SHARES.values()))[0]
     a, b = pair if tool == "subtract" or rng.random() < 0.5 else pair[::-1]
     question = rng.choice(TEMPLATES[tool]).format(a=a, b=b, name=rng.choice(NAMES), thing=rng.choice(THINGS))
     return {"id": identifier, "question": question, "tool": tool, "a": a, "b": b, "answer": SOLVE[tool](a, b)}

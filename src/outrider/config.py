@@ -74,6 +74,10 @@ class EngineConfig(Section, frozen=True, kw_only=True):
 class GatewayConfig(Section, frozen=True, kw_only=True):
     host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="Port; 0 for any free one.")] = 0
+    tokens: Annotated[
+        Literal["gateway", "engine"],
+        Meta(description="Who renders prompts: gateway continues history by the sampled ids, engine renders it anew."),
+    ] = "gateway"
     max_body_mb: Annotated[float, Meta(gt=0, description="Largest request body, MiB.")] = 64.0
     upstream_timeout_s: Annotated[float, Meta(gt=0, description="Longest wait for an answer, seconds.")] = 600.0
     start_timeout_s: Annotated[float, Meta(gt=0, description="How long it may take to come up, seconds.")] = 30.0
