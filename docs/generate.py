@@ -25,7 +25,10 @@ def cli() -> str:
 
 
 def _help(command: click.Command, name: str) -> list[str]:
-    context = click.Context(command, info_name=name, max_content_width=100, terminal_width=100)
+    # click keeps a command's help option from its first use, so it is named as it is in real use.
+    context = click.Context(
+        command, info_name=name, max_content_width=100, terminal_width=100, help_option_names=["-h", "--help"]
+    )
     return ["```text", command.get_help(context).rstrip(), "```\n"]
 
 
