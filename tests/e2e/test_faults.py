@@ -7,85 +7,13 @@ import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 import pytest
 
-from fakes.tiny_model import save_tiny
+from fakes.tiny_run import AGENT, TIMEOUT_S, finish, start
 
 pytestmark = pytest.mark.slow
-
-AGENT = """
-import sys
-from openai import OpenAI
-
-client = OpenAI()
-reply = client.chat.completions.create(
-    model="policy", messages=[{"role": "user", "content": sys.argv[1]}], max_tokens=8
-)
-print(reply.choices[0].message.content)
-"""
-REWARD = "def even(episode):\n    return float(len(episode.attempt.stdout_tail) % 2)\n"
-RUN = """
-[model]
-path = "tiny"
-[tasks]
-train = "tasks.jsonl"
-eval = "tasks.jsonl"
-[harness]
-command = ["python", "agent.py", "{question}"]
-preload = ["openai"]
-timeout_s = 60
-[reward]
-name = "odd_or_even:even"
-[engine]
-max_model_len = 128
-[eval]
-limit = 2
-[train]
-steps = 2
-groups = 2
-group_size = 4
-lr = 1e-3
-"""
-TIMEOUT_S = 300
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture
-def project(tmp_path, tiny):
-    (tmp_path / "tiny").symlink_to(tiny)
-    (tmp_path / "run.toml").write_text(RUN)
-    (tmp_path / "agent.py").write_text(AGENT)
-    (tmp_path / "odd_or_even.py").write_text(REWARD)
-    tasks = [{"id": i, "question": f"question number {i}"} for i in range(6)]
-    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
-    return tmp_path
-
-
-def start(project, *overrides, preexec=None):
-    options = [part for override in overrides for part in ("-o", override)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "outrider", "train", "run.toml", "-o", f"out={project / 'run'}", *options],
-        cwd=project,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        preexec_fn=preexec,
-    )
-
-
-def finish(process):
-    output, _ = process.communicate(timeout=TIMEOUT_S)
-    assert "Traceback" not in output, output
-    return process.returncode, output
 
 
 def resumes(project):

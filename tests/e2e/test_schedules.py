@@ -1,0 +1,41 @@
+"""The schedules that carry rollouts over, whole: real processes, the tiny model, rollouts of unequal length."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from fakes.tiny_run import AGENT, finish, start
+from outrider.stores import open_store
+from outrider.types import RolloutState
+
+pytestmark = pytest.mark.slow
+
+STEPS, GROUPS, SIZE = 4, 2, 4
+SLEEP = "import time, zlib\ntime.sleep(zlib.crc32(sys.argv[1].encode()) % 5 / 2)\n"
+UNEVEN = AGENT.replace("client = OpenAI()", SLEEP + "client = OpenAI()")
+    "client = OpenAI()", "import time, zlib\ntime.sleep(zlib.crc32(sys.argv[1].encode()) % 5 / 2)\nclient = OpenAI()"
+)
+
+
+@pytest.mark.parametrize("schedule", ["collocated", "disaggregated"])
+def test_a_run_that_carries_over_is_whole(project, schedule):
+    (project / "agent.py").write_text(UNEVEN)
+    status, output = finish(
+        start(project, f"train.schedule={schedule}", f"train.steps={STEPS}", "train.max_staleness=1")
+    )
+    assert status == 0, output
+    records = [json.loads(line) for line in (project / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [record for record in records if record["kind"] == "step"]
+    assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
+    assert all(record["rollouts"] == GROUPS * SIZE for record in steps)  # groups stay whole
+    before = 0
+    for record in steps:
+        assert before - record["oldest_version"] <= 1, "a token was staler than allowed"
+        before = record["policy_version"]
+    store = open_store(f"sqlite:///{project / 'run' / 'store.sqlite3'}")
+    rollouts = store.rollouts(split="train")
+    trained = Counter(r.state for r in rollouts)[RolloutState.SUCCEEDED]
+    store.close()
+    assert trained >= STEPS * GROUPS * SIZE
+    assert len({r.group_id for r in rollouts}) <= (STEPS + 1) * GROUPS, "more was admitted than staleness allows"
