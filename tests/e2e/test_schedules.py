@@ -14,8 +14,6 @@ pytestmark = pytest.mark.slow
 STEPS, GROUPS, SIZE = 4, 2, 4
 SLEEP = "import time, zlib\ntime.sleep(zlib.crc32(sys.argv[1].encode()) % 5 / 2)\n"
 UNEVEN = AGENT.replace("client = OpenAI()", SLEEP + "client = OpenAI()")
-    "client = OpenAI()", "import time, zlib\ntime.sleep(zlib.crc32(sys.argv[1].encode()) % 5 / 2)\nclient = OpenAI()"
-)
 
 
 @pytest.mark.parametrize("schedule", ["collocated", "disaggregated"])
