@@ -256,6 +256,18 @@ def test_an_attempt_that_a_restart_fell_into_is_tried_again(make):
     assert [(r.attempt, r.reward) for r in got] == [(2, 1.0), (1, 1.0)]
 
 
+def test_nothing_is_started_while_a_service_is_down(make):
+    asked = []
+
+    def available():
+        asked.append(None)
+        return len(asked) > 3
+
+    reconciler = make(available=available)
+    assert [(r.attempt, r.reward) for r in reconciler.run(rollouts(2))] == [(1, 1.0)] * 2
+    assert len(asked) > 3
+
+
 @pytest.mark.parametrize(
     ("calls", "failure"),
     [

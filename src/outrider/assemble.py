@@ -165,6 +165,7 @@ def make_reconciler(
         stop=stop,
         outages=run.supervisor.known_outages,
         check=run.supervisor.check,
+        available=run.supervisor.all_up,
     )
 
 

@@ -76,6 +76,8 @@ class Reconciler:
     outages: Callable[[], Sequence[Outage]] = tuple
     check: Callable[[], None] = lambda: None
     """Raises when a service is gone for good."""
+    available: Callable[[], bool] = lambda: True
+    """False while a service is down: what is started then can only fail."""
     failures: Counter[str] = field(default_factory=Counter)
     """Ended attempts by `Failure`, since the last `take_failures`."""
     _queue: deque[Rollout] = field(default_factory=deque)
@@ -111,8 +113,11 @@ class Reconciler:
         if self.stop.is_set():
             raise Interrupted("stopped on request")
         self.check()
-        while self._queue and len(self._running) < self.concurrency:
+        available = self.available()
+        while available and self._queue and len(self._running) < self.concurrency:
             self._start(self._queue.popleft())
+        if not available and not self._running:
+            self.stop.wait(0.1)
         for rollout in self._collect():
             self._place(rollout)
 

@@ -109,6 +109,10 @@ class Supervisor:
         if self.broken:
             raise RunError(self.broken)
 
+    def all_up(self) -> bool:
+        """Whether every service runs and is ready."""
+        return not self._dead()
+
     def wait_up(self) -> None:
         """Return when no service is down. Raises `RunError` when one keeps dying."""
         with self._up:
