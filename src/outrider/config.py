@@ -66,7 +66,7 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     dtype: Annotated[Literal["auto", "bfloat16", "float32"], Meta(description="Compute type; auto is bfloat16.")] = (
         "auto"
     )
-    threads: Annotated[int, Meta(ge=0, description="CPU threads; 0 for all cores, fewer while others need them.")] = 0
+    threads: Annotated[int, Meta(ge=0, description="CPU threads; 0 for all cores.")] = 0
     port: Annotated[int, Meta(ge=0, le=65535, description="Port; 0 for any free one.")] = 0
     start_timeout_s: Annotated[float, Meta(gt=0, description="How long it may take to come up, seconds.")] = 180.0
 
