@@ -25,7 +25,6 @@ from outrider.engines.embedded.kv import BLOCK, PrefixPool, Slots, block_keys
 from outrider.engines.embedded.model import Model
 from outrider.engines.embedded.sampling import Draws, sample
 from outrider.engines.embedded.sequences import Failed, Job, RunningSequence, Update, common_prefix
-from outrider.engines.embedded.threads import Threads
 from outrider.engines.embedded.vocabulary import Vocabulary
 
 PREFILL_TOKENS = 512
@@ -49,7 +48,7 @@ class Scheduler:
         max_model_len: int,
         prefix_cache_tokens: int,
         version: int,
-        threads: Threads,
+        threads: int,
         deliver: Callable[[Deliveries], None],
     ) -> None:
         shape = model.shape
@@ -152,7 +151,6 @@ class Scheduler:
             "slots": self._count,
             "paused": self._paused,
             "version": self.version,
-            "threads": self._threads.count,
             "prefix_blocks": len(self._pool),
             **self._counters,
         }
@@ -160,18 +158,18 @@ class Scheduler:
     # The thread.
 
     def _run(self) -> None:
+        if self._threads:
+            torch.set_num_threads(self._threads)
         with torch.inference_mode():
             while not self._closed:
                 self._obey()
                 self._admit()
                 if self._active:
-                    started = self._threads.start()
                     try:
                         self._step()
                     except Exception:
                         logger.exception("a step failed; the requests in it are ended")
                         self._fail({s.job for s in self._active.values()}, Failed(message="the engine failed"))
-                    self._threads.stop(started)
                 self._report()
             self._fail(
                 {s.job for s in [*self._waiting, *self._active.values()]},

@@ -49,7 +49,7 @@ class EngineOptions:
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Compute type; auto is bfloat16."""
     threads: int = 0
-    """CPU threads; 0 for all cores, and fewer while other processes need them."""
+    """CPU threads; 0 for all cores. The answers are the same for any number."""
     seed: int = 0
     """Source of the seeds of requests that bring none."""
     version: int = 0
@@ -83,7 +83,7 @@ def build(options: EngineOptions) -> tuple[Starlette, Scheduler, int]:
     """Load everything; return the app, the scheduler that it starts, and the context length in force."""
     folder = resolve_model(options.model)
     try:
-        from outrider.engines.embedded import app, model, requests, scheduler, threads, vocabulary
+        from outrider.engines.embedded import app, model, requests, scheduler, vocabulary
     except ImportError as error:
         raise SetupError(
             f"The embedded engine needs {error.name!r}. Install the extra: pip install 'outrider[train]'"
@@ -99,7 +99,7 @@ def build(options: EngineOptions) -> tuple[Starlette, Scheduler, int]:
         max_model_len=max_model_len,
         prefix_cache_tokens=options.prefix_cache_tokens,
         version=options.version,
-        threads=threads.Threads(most=options.threads or _cores(), least=options.threads or 1),
+        threads=options.threads,
         deliver=courier,
     )
     planner.warm_up()
@@ -138,11 +138,6 @@ class _Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _calm_openmp() -> None:
