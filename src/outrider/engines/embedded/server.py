@@ -92,7 +92,7 @@ def build(options: EngineOptions) -> tuple[Starlette, Scheduler, int]:
     loaded = model.load_model(folder, options.dtype, options.max_model_len)
     max_model_len = min(options.max_model_len, loaded.shape.max_positions)
     courier = app.Courier()
-    planner = scheduler.Scheduler(
+    engine = scheduler.Scheduler(
         loaded,
         words,
         slots=options.slots,
@@ -102,12 +102,12 @@ def build(options: EngineOptions) -> tuple[Starlette, Scheduler, int]:
         threads=options.threads,
         deliver=courier,
     )
-    planner.warm_up()
+    engine.warm_up()
     limits = requests.Limits(model=options.name, max_model_len=max_model_len, vocabulary=loaded.shape.vocabulary)
     service = app.Service(
-        model=loaded, vocabulary=words, scheduler=planner, courier=courier, limits=limits, seed=options.seed
+        model=loaded, vocabulary=words, scheduler=engine, courier=courier, limits=limits, seed=options.seed
     )
-    return service.app(), planner, max_model_len
+    return service.app(), engine, max_model_len
 
 
 class _Server(uvicorn.Server):
