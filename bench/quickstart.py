@@ -32,6 +32,11 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
     """Run (or, if it is there already, read) the quickstart with this seed."""
     command = [sys.executable, "-m", "outrider", "quickstart", "--seed", str(seed), "--out", str(folder)]
     subprocess.run(command, check=True)
+    return read(seed, folder)
+
+
+def read(seed: int, folder: Path) -> dict[str, Any]:
+    """The figures of a finished run. A skipped step has no update and no publish: they count as 0 s there."""
     summary = json.loads((folder / "summary.json").read_text())
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [record for record in records if record["kind"] == "step"]
@@ -39,7 +44,7 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
         "seed": seed,
         "summary": summary,
         "train_s": sum(step["times"]["total"] for step in steps),
-        "parts": {part: statistics.mean(step["times"][part] for step in steps) for part in ("total", *PARTS)},
+        "parts": {part: statistics.mean(step["times"].get(part, 0.0) for step in steps) for part in ("total", *PARTS)},
         "tokens_per_s": statistics.median(step["tokens_per_s"] for step in steps),
         "logprob_diff_mean": steps[0]["logprob_diff_mean"],
         "logprob_diff_max": steps[0]["logprob_diff_max"],
