@@ -49,7 +49,9 @@ def test_outrider_commands_exist_and_take_these_options(line):
     if not words or words[0].startswith("-"):
         return  # the group's own options; their help is tested in test_cli
     command = main.commands[words[0]]
-    with click.Context(command, info_name=words[0], resilient_parsing=True) as context:
+    # Under its group, as when typed: a command remembers the help option of the first context that it was asked in.
+    parent = click.Context(main, info_name="outrider", **main.context_settings)
+    with click.Context(command, info_name=words[0], parent=parent, resilient_parsing=True) as context:
         command.make_parser(context).parse_args(words[1:])
 
 
