@@ -118,9 +118,10 @@ def test_oversampling_ends_when_nothing_has_signal():
         assert scheduler.dropped == {NO_SIGNAL: 6}
 
 
-def test_a_group_that_got_too_old_is_replaced_whole():
+@pytest.mark.parametrize("mode", ["sync", "collocated"])
+def test_a_group_that_got_too_old_is_replaced_whole(mode):
     fake = Fake()
-    with make(fake, mode="collocated") as scheduler:
+    with make(fake, mode=mode) as scheduler:
         got = scheduler.take()
         replacement = scheduler.replace("too old")
         assert replacement.index not in indices(got)

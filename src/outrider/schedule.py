@@ -128,7 +128,10 @@ class Scheduler:
     def replace(self, reason: str) -> Group:
         """Drop a group that was taken, for `reason`, and wait for another one in its place."""
         self.dropped[reason] += 1
-        return self._next_ready()
+        self._taken -= 1  # or a synchronous step, whose groups are all taken, would have no room for another
+        group = self._next_ready()
+        self._taken += 1
+        return group
 
     def run(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Run rollouts that belong to no group, such as an evaluation, beside whatever is in flight."""
