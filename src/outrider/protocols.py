@@ -366,7 +366,6 @@ class Exit:
     stderr_tail: str = ""
     duration_s: float = 0.0
     cpu_s: float | None = None
-    extras: Mapping[str, str] = field(default_factory=dict)
 
 
 class Executor(Protocol):
