@@ -33,9 +33,9 @@ from outrider.gateway.continuation.meaning import digest, follow, meaning_of, re
 from outrider.gateway.continuation.reader import ContinuedReader
 from outrider.gateway.continuation.request import completions_body, read_chat
 from outrider.gateway.sse import parse_event
-from outrider.protocols import Event, UpstreamRequest
 from outrider.renderers.template import TemplateRenderer
 from outrider.types import Break
+from outrider.wire import Event, UpstreamRequest
 
 TOOL = {
     "type": "function",

@@ -1,4 +1,4 @@
-"""The two translating dialects behind `protocols.Dialect`, as the relay uses them."""
+"""The two translating dialects behind `wire.Dialect`, as the relay uses them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from outrider.dialects.anthropic_messages import AnthropicMessages
 from outrider.dialects.openai_responses import OpenAIResponses
 from outrider.dialects.translate_dialect import TranslatedReader, TranslatedRequest
 from outrider.errors import RequestError
-from outrider.protocols import Event
 from outrider.types import Usage
+from outrider.wire import Event
 
 MESSAGES = {"model": "m", "max_tokens": 64, "temperature": 0.3, "messages": [{"role": "user", "content": "go"}]}
 RESPONSES = {"model": "m", "max_output_tokens": 64, "temperature": 0.3, "input": "go"}

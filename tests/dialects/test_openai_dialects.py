@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from outrider.dialects.openai_chat import OpenAIChat
 from outrider.dialects.openai_completions import OpenAICompletions
 from outrider.errors import RequestError
-from outrider.protocols import Dialect, Event
 from outrider.registry import BUILTIN, resolve
+from outrider.wire import Dialect, Event
 
 CHAT, COMPLETIONS = OpenAIChat(), OpenAICompletions()
 

@@ -14,7 +14,7 @@ from outrider.dialects.openai_responses_request import to_chat
 from outrider.dialects.translate_errors import read_error
 from outrider.dialects.translate_reasoning import unseal
 from outrider.errors import EngineError
-from outrider.protocols import Event
+from outrider.wire import Event
 
 TOOLS = [
     {"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}},

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fakes.engine import SSE_HEADERS, Answer, Received, Reply, Sampled, ScriptedEngine, json_answer, sse
-from outrider.protocols import ReplyDelta
 from outrider.renderers.template import TemplateRenderer
+from outrider.wire import ReplyDelta
 
 Ids = list[int]
 

@@ -9,10 +9,10 @@ import pytest
 
 from fakes.chat_format import QWEN, write_format
 from outrider.errors import ConfigError, RequestError
-from outrider.protocols import ParsedCall
 from outrider.renderers.library import AutoRenderer, LibraryRenderer
 from outrider.renderers.template import TemplateRenderer
 from outrider.types import Break
+from outrider.wire import ParsedCall
 
 USER = {"role": "user", "content": "What is 2 + 3?"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.chat_format import spelled_out
-from outrider.protocols import ParsedCall, ReplyDelta
+from outrider.wire import ParsedCall, ReplyDelta
 
 TOOLS = [{"type": "function", "function": {"name": "add"}}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1,  "b":"é"}}\n</tool_call>'

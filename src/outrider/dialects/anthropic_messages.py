@@ -11,8 +11,8 @@ from outrider.dialects.anthropic_request import count_to_chat, to_chat
 from outrider.dialects.translate import CHAT_PATH, LateSystem
 from outrider.dialects.translate_dialect import TranslatedReader, TranslatedRequest, prepare_native, prepare_translated
 from outrider.dialects.translate_errors import OVERFLOW_CODE, UpstreamProblem, anthropic_wording, read_error
-from outrider.protocols import ErrorReply, ReplyReader, UpstreamRequest, WireRequest
 from outrider.types import Json
+from outrider.wire import ErrorReply, ReplyReader, UpstreamRequest, WireRequest
 
 _NAMES = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens"}
 
@@ -35,7 +35,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class AnthropicMessages:
-    """Satisfies `protocols.Dialect`.
+    """Satisfies `wire.Dialect`.
 
     By default the upstream is taken to speak chat completions only; `native` says that it speaks Messages itself, and
     then bytes pass through. `late_system` is for chat templates that refuse a system message after the first.
@@ -70,7 +70,7 @@ class AnthropicMessages:
     def error(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
         return _encode(_error(status, message, code))
 
-    # -- protocols.TokenCounter: an upstream that speaks chat only counts by answering with one token ------------------
+    # -- wire.TokenCounter: an upstream that speaks chat only counts by answering with one token ------------------
 
     def count_request(self, body: bytes, *, model: str = "") -> UpstreamRequest:
         asked = count_to_chat(_fields(self.parse(body)), late_system=self._late_system).request

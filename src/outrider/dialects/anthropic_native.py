@@ -6,8 +6,8 @@ import msgspec
 
 from outrider.dialects.anthropic_reply import error_body
 from outrider.dialects.translate import sse
-from outrider.protocols import ErrorReply, Event, ReplyTokens, SampledChoice
 from outrider.types import Usage
+from outrider.wire import ErrorReply, Event, ReplyTokens, SampledChoice
 
 
 class _Usage(msgspec.Struct):
@@ -46,7 +46,7 @@ _READ = (b"message_start", b"message_delta", b"message_stop", b"error")
 
 
 class MessagesReader:
-    """Satisfies `protocols.ReplyReader`. There are no token ids in this protocol, so a call is text."""
+    """Satisfies `wire.ReplyReader`. There are no token ids in this protocol, so a call is text."""
 
     def __init__(self) -> None:
         self.terminal = False

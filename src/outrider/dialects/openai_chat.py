@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from outrider.dialects import openai_wire as wire
-from outrider.protocols import UpstreamRequest, WireRequest
 from outrider.types import Json
+from outrider.wire import UpstreamRequest, WireRequest
 
 
 class _Message(msgspec.Struct, gc=False):
@@ -44,7 +44,7 @@ _reply = msgspec.json.Decoder(_Reply)
 
 
 class OpenAIChat:
-    """Satisfies `protocols.Dialect`."""
+    """Satisfies `wire.Dialect`."""
 
     name = "openai_chat"
     routes = ("/v1/chat/completions",)

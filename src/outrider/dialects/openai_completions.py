@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from outrider.dialects import openai_wire as wire
-from outrider.protocols import UpstreamRequest, WireRequest
 from outrider.types import Json
+from outrider.wire import UpstreamRequest, WireRequest
 
 
 class _Request(wire.RequestHead, gc=False, kw_only=True):
@@ -34,7 +34,7 @@ _reply = msgspec.json.Decoder(_Reply)
 
 
 class OpenAICompletions:
-    """Satisfies `protocols.Dialect`."""
+    """Satisfies `wire.Dialect`."""
 
     name = "openai_completions"
     routes = ("/v1/completions",)

@@ -17,8 +17,8 @@ from outrider.dialects.openai_responses_reply import (
 from outrider.dialects.openai_responses_request import ResponsesState, to_chat
 from outrider.dialects.translate import LateSystem
 from outrider.dialects.translate_dialect import TranslatedReader, TranslatedRequest, prepare_native, prepare_translated
-from outrider.protocols import ReplyReader, UpstreamRequest, WireRequest
 from outrider.types import Json
+from outrider.wire import ReplyReader, UpstreamRequest, WireRequest
 
 _NAMES = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 
@@ -32,7 +32,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class OpenAIResponses:
-    """Satisfies `protocols.Dialect`.
+    """Satisfies `wire.Dialect`.
 
     By default the upstream is taken to speak chat completions only; `native` says that it speaks Responses itself, and
     then bytes pass through. `history` answers ``previous_response_id``; by default it is a memory of this object's own.

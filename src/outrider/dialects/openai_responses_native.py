@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from outrider.dialects.translate import sse
-from outrider.protocols import ErrorReply, Event, ReplyTokens, SampledChoice
 from outrider.types import Usage
+from outrider.wire import ErrorReply, Event, ReplyTokens, SampledChoice
 
 
 class _Usage(msgspec.Struct):
@@ -39,7 +39,7 @@ _UNNAMED = "the upstream sent an error without a message"
 
 
 class ResponsesReader:
-    """Satisfies `protocols.ReplyReader`. There are no token ids in this protocol, so a call is text."""
+    """Satisfies `wire.ReplyReader`. There are no token ids in this protocol, so a call is text."""
 
     def __init__(self) -> None:
         self.terminal = False

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from outrider.errors import RequestError
-from outrider.protocols import ErrorReply, Event, ReplyTokens, SampledChoice, UpstreamRequest, WireRequest
 from outrider.types import Json, Usage
+from outrider.wire import ErrorReply, Event, ReplyTokens, SampledChoice, UpstreamRequest, WireRequest
 
 T = TypeVar("T")
 Fields = dict[str, msgspec.Raw]

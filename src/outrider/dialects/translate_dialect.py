@@ -1,4 +1,4 @@
-"""What two dialects need to satisfy `protocols.Dialect` over an upstream that speaks chat completions only."""
+"""What two dialects need to satisfy `wire.Dialect` over an upstream that speaks chat completions only."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from outrider.dialects.openai_chat import OpenAIChat
 from outrider.dialects.translate import CHAT_PATH, ChatTranslation, rough_tokens
 from outrider.dialects.translate_errors import UpstreamProblem, read_error
 from outrider.errors import EngineError
-from outrider.protocols import ErrorReply, Event, ReplyTokens, UpstreamRequest, WireRequest
 from outrider.types import Json
+from outrider.wire import ErrorReply, Event, ReplyTokens, UpstreamRequest, WireRequest
 
 _chat = OpenAIChat()
 _encode = msgspec.json.Encoder().encode
@@ -50,7 +50,7 @@ class Translator(Protocol):
 def prepare_translated(
     translation: ChatTranslation[Any], *, overrides: Json, tokens: bool, model: str
 ) -> TranslatedRequest:
-    """As `protocols.Dialect.prepare`, in the words of chat completions."""
+    """As `wire.Dialect.prepare`, in the words of chat completions."""
     chat = _chat.prepare(_chat.parse(_encode(translation.request)), overrides=overrides, tokens=tokens, model=model)
     return TranslatedRequest(
         body=chat.body,
@@ -75,7 +75,7 @@ def prepare_native(request: WireRequest, *, overrides: Json, model: str, names: 
 
 
 class TranslatedReader:
-    """Satisfies `protocols.ReplyReader`: reads chat replies for their tokens, and shows the agent its own protocol."""
+    """Satisfies `wire.ReplyReader`: reads chat replies for their tokens, and shows the agent its own protocol."""
 
     def __init__(
         self,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.protocols import ReplyTokens, SampledChoice
 from outrider.types import Choice, Fidelity, FloatArray, IntArray, Usage
+from outrider.wire import ReplyTokens, SampledChoice
 
 _NO_IDS: IntArray = np.zeros(0, dtype=np.int32)
 

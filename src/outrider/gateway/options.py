@@ -16,9 +16,10 @@ from msgspec import Meta
 from outrider.config import Section, fields
 from outrider.errors import ConfigError
 from outrider.gateway.roles import KEY_FORM, Roles
-from outrider.protocols import Dialect, Store
+from outrider.protocols import Store
 from outrider.registry import BUILTIN, load_attr, resolve
 from outrider.types import Json, Mode
+from outrider.wire import Dialect
 
 _KEY = f"{KEY_FORM}; empty for nobody."
 

@@ -9,8 +9,8 @@ from outrider.gateway.capture import capture
 from outrider.gateway.continuation.request import SPELLED, spells_control_tokens
 from outrider.gateway.continuation.turns import Turn
 from outrider.gateway.sessions import Access
-from outrider.protocols import Dialect, ReplyReader, UpstreamRequest, WireRequest
 from outrider.types import Call, CallState
+from outrider.wire import Dialect, ReplyReader, UpstreamRequest, WireRequest
 
 
 class CallRecord:

@@ -19,7 +19,7 @@ from outrider.gateway.exchange import JSON_TYPE, Exchange, Headers, end_to_end
 from outrider.gateway.record import CallRecord
 from outrider.gateway.sse import EventSplitter
 from outrider.gateway.upstream import UpstreamCall, UpstreamError
-from outrider.protocols import ErrorReply, Event
+from outrider.wire import ErrorReply, Event
 
 # A client that leaves once the model has said everything gets its call recorded whole, if the rest comes soon.
 REST_S = 5.0

@@ -18,8 +18,9 @@ from outrider.gateway.recorded import RecordedCall, client_left
 from outrider.gateway.redact import Redactor
 from outrider.gateway.sessions import TRAJECTORY_HEADER, TRAJECTORY_PREFIX, Access, is_attempt_key, token_of
 from outrider.gateway.upstream import Upstream, UpstreamCall, UpstreamError
-from outrider.protocols import Dialect, Store, TokenCounter, WireRequest
+from outrider.protocols import Store
 from outrider.types import Call, Mode
+from outrider.wire import Dialect, TokenCounter, WireRequest
 
 _DROP = frozenset({b"content-length", b"host", b"expect", TRAJECTORY_HEADER})
 _DROP_RECORDED = _DROP | {b"accept-encoding", b"content-encoding"}

@@ -29,8 +29,9 @@ from outrider.gateway.options import GatewayOptions, check_options
 from outrider.gateway.relay import Relay
 from outrider.gateway.sessions import Sessions
 from outrider.gateway.upstream import Upstream
-from outrider.protocols import Dialect, Store, TokenCounter
+from outrider.protocols import Store
 from outrider.types import Mode
+from outrider.wire import Dialect, TokenCounter
 
 log = logging.getLogger("outrider.gateway")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from outrider.protocols import Event
+from outrider.wire import Event
 
 # Lines end with \n, \r\n or \r and with nothing else (no U+2028, no form feed). An empty line ends an event.
 _BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ConfigError, RequestError
-from outrider.protocols import ParsedCall, ReplyDelta, ReplyParser
 from outrider.renderers.encoding import TokenText
 from outrider.renderers.reply import read_calls
 from outrider.renderers.shape import STUB_TOOL, Traits, shape, shape_tools, stub_call
 from outrider.renderers.template import TemplateRenderer
 from outrider.types import Break, Json
+from outrider.wire import ParsedCall, ReplyDelta, ReplyParser
 
 # Architecture, as config.json has it -> families that may be meant.
 FAMILIES: dict[str, tuple[str, ...]] = {
@@ -38,7 +38,7 @@ _FIRST_LOOK, _GROWTH = 8, 1.1  # an answer is parsed again when it has grown by 
 
 
 class LibraryRenderer:
-    """Satisfies `protocols.Renderer`. What the library can't bridge is left to the folder's own template."""
+    """Satisfies `wire.Renderer`. What the library can't bridge is left to the folder's own template."""
 
     def __init__(self, folder: Path, family: str = "") -> None:
         """Raises `ConfigError`."""
@@ -159,7 +159,7 @@ def _conversations() -> list[tuple[list[Json], list[Json]]]:
 
 
 class LibraryReply:
-    """Satisfies `protocols.ReplyParser` by parsing what there is again and again; calls come at the end."""
+    """Satisfies `wire.ReplyParser` by parsing what there is again and again; calls come at the end."""
 
     def __init__(self, renderer: Any, prompt_ids: list[int], tools: list[Json]) -> None:
         self._renderer = renderer

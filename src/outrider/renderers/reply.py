@@ -15,8 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from outrider.protocols import ParsedCall, ReplyDelta
 from outrider.renderers.encoding import TokenText
+from outrider.wire import ParsedCall, ReplyDelta
 
 THINK, THINK_END, CALL, CALL_END = "<think>", "</think>", "<tool_call>", "</tool_call>"
 MARKERS = (THINK, THINK_END, CALL, CALL_END)
@@ -37,7 +37,7 @@ _function = msgspec.json.Decoder(_Function)
 class TaggedReply:
     """``<think>…</think>`` before the text, ``<tool_call>{"name": …, "arguments": …}</tool_call>`` in it.
 
-    Satisfies `protocols.ReplyParser`. Blank space is dropped where the format puts it: around a thought, and between
+    Satisfies `wire.ReplyParser`. Blank space is dropped where the format puts it: around a thought, and between
     text and calls. Text alone comes out to the byte.
     """
 

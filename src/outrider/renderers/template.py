@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outrider.errors import RequestError
-from outrider.protocols import ReplyParser
 from outrider.renderers.bridge import Bridge
 from outrider.renderers.chat_template import ChatTemplate, TemplateRefused
 from outrider.renderers.encoding import TokenText
 from outrider.renderers.reply import THINK, TaggedReply
 from outrider.renderers.shape import probe, shape, shape_tools
 from outrider.types import Break, Json
+from outrider.wire import ReplyParser
 
 _TAIL = 16  # tokens: an opening that ends in ``<think>`` and blank space is shorter
 
 
 class TemplateRenderer:
-    """Satisfies `protocols.Renderer`."""
+    """Satisfies `wire.Renderer`."""
 
     def __init__(self, folder: Path) -> None:
         """Raises `ConfigError`."""

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from outrider.gateway.continuation.request import ChatRequest
-from outrider.protocols import ParsedCall, ReplyDelta, ReplyParser
 from outrider.types import Json
+from outrider.wire import ParsedCall, ReplyDelta, ReplyParser
 
 
 def call_id(prompt_ids: Sequence[int], index: int, number: int, model_id: str = "") -> str:

@@ -9,8 +9,8 @@ import msgspec
 
 from outrider.gateway.continuation.answer import AnswerStream, chat_logprobs
 from outrider.gateway.continuation.request import ChatRequest
-from outrider.protocols import ErrorReply, Event, Renderer, ReplyReader, ReplyTokens
 from outrider.types import Json
+from outrider.wire import ErrorReply, Event, Renderer, ReplyReader, ReplyTokens
 
 _DONE = b"[DONE]"
 _encode = msgspec.json.Encoder().encode
@@ -38,7 +38,7 @@ _reply = msgspec.json.Decoder(_Reply)
 
 
 class ContinuedReader:
-    """Satisfies `protocols.ReplyReader`.
+    """Satisfies `wire.ReplyReader`.
 
     `tokens` reads what the engine sent, and says alone what is recorded as sampled. `inner` is the dialect's, and sees
     a chat answer.

@@ -9,8 +9,9 @@ from outrider.errors import ConfigError
 from outrider.gateway.continuation.turns import Continuation
 from outrider.gateway.counters import Counters
 from outrider.gateway.options import GatewayOptions
-from outrider.protocols import Dialect, Renderer, Store
+from outrider.protocols import Store
 from outrider.registry import resolve
+from outrider.wire import Dialect, Renderer
 
 
 def make_continuation(

@@ -26,8 +26,9 @@ from outrider.gateway.continuation.request import (
     read_chat,
 )
 from outrider.gateway.counters import Counters
-from outrider.protocols import Dialect, Renderer, ReplyReader, Store, UpstreamRequest
+from outrider.protocols import Store
 from outrider.types import Break, Call, CallState, Fidelity, Json
+from outrider.wire import Dialect, Renderer, ReplyReader, UpstreamRequest
 
 log = logging.getLogger("outrider.gateway")
 
