@@ -5,8 +5,9 @@ from collections import Counter
 import pytest
 
 from outrider.config import parse
+from outrider.learn import learning_rate
 from outrider.metrics import Timer
-from outrider.train import learning_rate, plan_group
+from outrider.train import plan_group
 from outrider.types import Task
 
 TREE = {"tasks": {"train": "tasks.jsonl"}, "harness": {"command": ["agent"]}, "train": {"groups": 3, "group_size": 2}}

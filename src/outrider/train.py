@@ -18,21 +18,18 @@ from dataclasses import asdict, dataclass
 from outrider import evaluate, trajectory
 from outrider.config import RunConfig
 from outrider.errors import EngineError, Interrupted, RunError
+from outrider.learn import Learner
 from outrider.memory import MemoryWatch
 from outrider.metrics import Timer, rollout_record, update_record
 from outrider.protocols import (
     Backend,
     Engine,
     GatewayControl,
-    LossSpec,
     Observer,
-    OptimStats,
     Sampler,
-    StepStats,
     Store,
 )
 from outrider.reconcile import Reconciler
-from outrider.rl.batch import Batch, make_batch
 from outrider.runfolder import RunFolder
 from outrider.schedule import Group, Position, Scheduler
 from outrider.types import Json, Rollout, RolloutState, Sample, Task
@@ -87,6 +84,7 @@ class Trainer:
         self._saver = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
         self._sampler = sampler
+        self._learner = Learner(config.train, parts.backend, parts.observer, self._check_stop)
         self._wall_base = max((record["wall_s"] for record in parts.folder.records()), default=0.0)
         self._began = time.monotonic()
 
@@ -117,19 +115,14 @@ class Trainer:
         rollouts, samples, excluded = self._collect(groups, scheduler)
         if config.schedule == "collocated":
             self.parts.gateway.pause(timeout_s=DRAIN_S)  # one machine: what is under way waits while it trains
-        batch = make_batch(
-            samples,
-            {rollout.id: rollout.reward for rollout in rollouts},
-            {rollout.id: rollout.group_id for rollout in rollouts},
-            estimator=config.advantage,
-            normalisation=config.normalisation,
-        )
+        batch = self._learner.batch(rollouts, samples)
         excluded.update(batch.excluded)
         timer.lap("samples")
         record = rollout_record(step, rollouts, samples, batch, self.config.reward.success)
         if batch.rows:
-            stats, optim = self._update(step, batch, timer)
-            timer.lap("forward_backward")
+            self._phase(f"step {step}: update", config.epochs)
+            # The last step's weights must be on disk before they change.
+            stats, optim = self._learner.update(step, batch, timer, before_change=self._await_checkpoint)
             self._publish()
             timer.lap("publish")
             record |= update_record(stats, optim)
@@ -190,30 +183,6 @@ class Trainer:
             samples += cut.samples
             excluded.update(cut.excluded)
         return samples, excluded
-
-    def _update(self, step: int, batch: Batch, timer: Timer) -> tuple[StepStats, OptimStats]:
-        """`train.epochs` passes over the batch. The statistics returned are those of the first, which is on policy."""
-        config = self.config.train
-        self._phase(f"step {step}: update", config.epochs)
-        loss = LossSpec(name=config.loss, clip_low=config.clip_low, clip_high=config.clip_high, kl_coef=config.kl_coef)
-        rows = batch.rows
-        if config.kl_coef:
-            reference = self.parts.backend.logprobs([row.sample for row in rows], reference=True)
-            rows = batch.with_reference(reference)
-        first: tuple[StepStats, OptimStats] | None = None
-        for _ in range(config.epochs):
-            self._check_stop()
-            stats = self.parts.backend.forward_backward(rows, loss)
-            timer.lap("forward_backward")
-            self._await_checkpoint()  # the last step's weights must be on disk before they change
-            timer.skip()
-            optim = self.parts.backend.optim_step(learning_rate(config.lr, config.warmup_steps, step))
-            if optim.skipped:
-                self._say(f"step {step}: the gradient was not finite; weights stay as they are")
-            first = first or (stats, optim)
-            self.parts.observer.advance()
-        assert first is not None
-        return first
 
     def _publish(self) -> None:
         """Give the engine the present weights. The version counts only once the engine serves them."""
@@ -347,11 +316,6 @@ def plan_group(config: RunConfig, task: Task, index: int) -> list[Rollout]:
         )
         for member in range(config.train.group_size)
     ]
-
-
-def learning_rate(peak: float, warmup_steps: int, step: int) -> float:
-    """Linear from peak / (warmup + 1) at step 1 to `peak`, then constant."""
-    return peak * min(1.0, step / (warmup_steps + 1))
 
 
 def _counts(counter: Counter[str]) -> str:
