@@ -64,6 +64,7 @@ def test_a_row_holds_the_call_and_what_is_known_of_its_attempt(durable_store, ou
             started_at=1764500000.125,
             duration_s=1.5,
             first_token_s=0.25,
+            continuation="continued",
         ),
         make_call(
             "production",
@@ -101,6 +102,7 @@ def test_a_row_holds_the_call_and_what_is_known_of_its_attempt(durable_store, ou
         "streamed": False,
         "fidelity": "exact",
         "fidelity_reason": "",
+        "continuation": "continued",
         "error": "",
         "prompt_tokens": 3,
         "completion_tokens": 2,

@@ -4,8 +4,8 @@ A row holds the call, and of the attempt it belongs to what is known: rollout, t
 text where they are UTF-8; else base64, and the field ``request_base64`` or ``response_base64`` is true. Fields:
 
     seq id attempt_id rollout_id task_id group_id split step attempt counted reward dialect model state status streamed
-    fidelity fidelity_reason error prompt_tokens completion_tokens version_start version_end started_at duration_s
-    first_token_s sampling prompt_ids choices request request_base64 response response_base64
+    fidelity fidelity_reason continuation error prompt_tokens completion_tokens version_start version_end started_at
+    duration_s first_token_s sampling prompt_ids choices request request_base64 response response_base64
 
 `counted` is false where a later attempt took this one's place; `reward` is the newest of the attempt's rewards named
 ``final``; `choices` holds index, token_ids, logprobs and finish_reason of each sampled answer. What is not known is
@@ -172,6 +172,7 @@ def _row(call: Call, attempt_fields: Json) -> Json:
         "streamed": call.streamed,
         "fidelity": call.fidelity.value,
         "fidelity_reason": call.fidelity_reason,
+        "continuation": call.continuation,
         "error": call.error,
         "prompt_tokens": call.usage and call.usage.prompt_tokens,
         "completion_tokens": call.usage and call.usage.completion_tokens,

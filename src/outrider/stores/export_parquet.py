@@ -50,6 +50,7 @@ SCHEMA = pa.schema(
         "streamed": pa.bool_(),
         "fidelity": pa.string(),
         "fidelity_reason": pa.string(),
+        "continuation": pa.string(),
         "error": pa.string(),
         "prompt_tokens": pa.int64(),
         "completion_tokens": pa.int64(),
