@@ -125,6 +125,21 @@ def test_every_rollout_ends_with_its_reward_and_a_sealed_key(make, store):
         assert session.sealed
 
 
+def test_rewards_of_single_calls_are_kept_beside_that_of_the_attempt(make, store):
+    def reward(episode):
+        return Score(value=1.0, calls={call.id: 0.25 * place for place, call in enumerate(episode.calls)})
+
+    reconciler = make(reward=reward)
+    reconciler.executor.calls = 2
+    (got,) = reconciler.run(rollouts(1))
+    assert got.reward == 1.0
+    assert [(r.call_id, r.name, r.value) for r in store.rewards("r0.a1")] == [
+        ("r0.a1-0", "final", 0.0),
+        ("r0.a1-1", "final", 0.25),
+        ("", "final", 1.0),
+    ]
+
+
 def test_running_again_takes_what_has_ended(make):
     make().run(rollouts(3))
     again = make(ends=lambda attempt_id: pytest.fail("must not run again"))
@@ -163,6 +178,8 @@ def test_R08_a_late_reward_of_an_old_attempt_is_kept_and_not_counted(make, store
         (lambda episode: "1.0", Failure.REWARD_INVALID),
         (lambda episode: True, Failure.REWARD_INVALID),
         (lambda episode: Score(value=float("nan")), Failure.REWARD_INVALID),
+        (lambda episode: Score(value=1.0, calls={"r0.a1-0": float("nan")}), Failure.REWARD_INVALID),
+        (lambda episode: Score(value=1.0, calls={"of another attempt": 1.0}), Failure.REWARD_INVALID),
     ],
 )
 def test_R09_a_reward_that_cannot_tell_is_no_zero(make, store, reward, failure):

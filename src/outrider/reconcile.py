@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeGuard
 
 from outrider.errors import Interrupted, RewardError, RunError
 from outrider.keys import hash_key, new_key
@@ -237,16 +238,19 @@ class Reconciler:
         if error is not None:
             raise error
         score = future.result()
-        self.store.add_reward(
-            Reward(
-                attempt_id=running.attempt.id,
-                value=score.value,
-                reason=score.reason,
-                parts=dict(score.parts),
-                source=self.reward_name,
-                created_at=time.time(),
-            )
-        ).result()
+        final = Reward(
+            attempt_id=running.attempt.id,
+            value=score.value,
+            reason=score.reason,
+            parts=dict(score.parts),
+            source=self.reward_name,
+            created_at=time.time(),
+        )
+        of_calls = [
+            replace(final, value=value, call_id=call_id, reason="", parts={}) for call_id, value in score.calls.items()
+        ]
+        for written in [self.store.add_reward(reward) for reward in (*of_calls, final)]:
+            written.result()
         return self._finish(running, running.attempt.failure, score.reason, reward=score.value)
 
     def _finish(self, running: _Running, failure: Failure, reason: str, reward: float | None = None) -> Rollout:
@@ -344,6 +348,18 @@ def scored(reward: RewardFunction, name: str, episode: Episode) -> Score:
         raise RewardError(f"reward {name} raised {type(error).__name__}: {error}") from error
     score = result if isinstance(result, Score) else None
     value = score.value if score else result
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not _is_finite(value):
         raise InvalidReward(f"reward {name} returned {value!r}; it must be a finite number or a Score")
-    return score or Score(value=float(value))
+    if score is None:
+        return Score(value=float(value))
+    known = {call.id for call in episode.calls}
+    for call_id, of_call in score.calls.items():
+        if call_id not in known:
+            raise InvalidReward(f"reward {name} scored call {call_id!r}, which this attempt did not make")
+        if not _is_finite(of_call):
+            raise InvalidReward(f"reward {name} gave call {call_id} {of_call!r}; it must be a finite number")
+    return score
+
+
+def _is_finite(value: object) -> TypeGuard[float]:
+    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)

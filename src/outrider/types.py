@@ -224,7 +224,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """A score for an attempt. Several may exist; the one named ``final`` counts."""
+    """A score for an attempt, or for one call of it. Several may exist; of each the newest named ``final`` counts."""
 
     attempt_id: str
     value: float
@@ -235,6 +235,8 @@ class Reward:
     source: str = ""
     """Who gave it: the reward plug-in, ``user``, ``judge``, …"""
     created_at: float = 0.0
+    call_id: str = ""
+    """The call it is for; empty for the attempt as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +246,9 @@ class Score:
     value: float
     reason: str = ""
     parts: Mapping[str, float] = field(default_factory=dict)
+    calls: Mapping[str, float] = field(default_factory=dict)
+    """Rewards of single calls, by call id, for estimators that give credit step by step. `value` is not their sum: it
+    is what the rollout as a whole is worth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,3 +299,10 @@ class Row:
     """0 wherever `sample.loss_mask` is false."""
     reference_logprobs: FloatArray | None = None
     """Log-probs under the reference policy, where a KL term is asked for."""
+    old_logprobs: FloatArray | None = None
+    """Log-probs under the trainer's weights before the update (the proximal policy). Where given, a loss takes its
+    ratio to these; else to `sample.logprobs`, as the engine sampled."""
+    returns: FloatArray | None = None
+    """What the value head should predict at each trained token, where there is a critic."""
+    old_values: FloatArray | None = None
+    """What it predicted there before the update, for clipping its step."""

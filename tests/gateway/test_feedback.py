@@ -9,6 +9,7 @@ import time
 import pytest
 
 from fakes.gateway import CHAT, MESSAGES
+from fakes.records import make_call
 from outrider.errors import StoreBusy
 from outrider.gateway.sessions import TRAJECTORY_PREFIX
 from outrider.types import Attempt, Mode
@@ -51,6 +52,18 @@ def test_a_grader_gives_a_reward_also_after_the_attempt_has_ended(gateway):
     }
     assert gateway.request("GET", REWARDS, headers=by("read")).json[0]["reason"] == "half right"
     assert gateway.client.stats()["rewards"] == {"judge final": 1}
+
+
+def test_a_reward_for_one_call_names_a_call_of_that_attempt(gateway):
+    gateway.open()
+    gateway.store.append_call(make_call("c1", "attempt-1")).result(30)
+    gateway.store.append_call(make_call("c2", "attempt-2")).result(30)
+    assert gateway.post(REWARDS, {"value": 0.5, "call_id": "c1"}, by("grader")).status == 200
+    assert [(reward.name, reward.call_id) for reward in gateway.store.rewards("attempt-1")] == [("final", "c1")]
+    for unknown in ("c2", "c3"):
+        got = gateway.post(REWARDS, {"value": 0.5, "call_id": unknown}, by("grader"))
+        assert (got.status, got.json["error"]["code"]) == (404, "unknown_call")
+    assert len(gateway.store.rewards("attempt-1")) == 1
 
 
 def test_without_a_source_the_role_is_the_source(gateway):

@@ -26,9 +26,14 @@ def test_a_file_from_before_is_brought_up_to_date(tmp_path, monkeypatch):
             " sampling, started_at, duration_s, error, choices, token_ids, logprobs, request, response)"
             " VALUES ('c1', 'a', 'd', 'm', 'complete', 200, 0, 'text', '', '{}', 0, 0, '', '[]', x'', x'', x'', x'')"
         )
+        connection.execute(
+            "INSERT INTO rewards (attempt_id, name, value, reason, parts, source, created_at)"
+            " VALUES ('a', 'final', 0.5, '', '{}', '', 0)"
+        )
         connection.close()
     store = SqliteStore(path)
     try:
         assert [call.continuation for call in store.calls("a")] == [""]
+        assert [reward.call_id for reward in store.rewards("a")] == [""]
     finally:
         store.close()

@@ -148,11 +148,25 @@ def test_rewards_are_appended_never_replaced(store):
     assert store.rewards("a") == [first, second]
 
 
+def test_a_reward_may_be_for_one_call(store):
+    of_call, whole = Reward(attempt_id="a", value=0.5, call_id="c1"), Reward(attempt_id="a", value=1.0)
+    store.add_reward(of_call).result(30)
+    store.add_reward(whole).result(30)
+    assert store.rewards("a") == [of_call, whole]
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_reward_that_is_no_finite_number_is_refused(store, value):
     with pytest.raises(RewardError):
         store.add_reward(Reward(attempt_id="a", value=value))
     assert store.rewards("a") == []
+
+
+def test_a_call_is_found_by_its_id(store):
+    store.append_call(make_call("c1")).result(30)
+    store.append_call(make_call("c2", "b")).result(30)
+    same_call(store.call("c2"), make_call("c2", "b"))
+    assert store.call("nothing") is None
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
@@ -172,6 +186,8 @@ def test_a_session_is_found_by_hash_until_it_is_sealed(store):
     store.open_session(replace(session, key_hash="h3", attempt_id="b", expires_at=None))
     assert store.session("h1") == session
     assert store.session("nothing") is None
+    assert sorted(found.key_hash for found in store.sessions("a")) == ["h1", "h2"]
+    assert store.sessions("nobody") == []
     store.seal("a")
     store.seal("a")
     assert store.session("h1") == replace(session, sealed=True)

@@ -48,6 +48,7 @@ def test_a_row_holds_the_call_and_what_is_known_of_its_attempt(durable_store, ou
         durable_store.put_attempt(Attempt(id=f"r.a{number}", rollout_id="r", number=number))
     for value, name in ((0.1, "final"), (0.5, "final"), (9.0, "style")):
         durable_store.add_reward(Reward(attempt_id="r.a2", value=value, name=name)).result(30)
+    durable_store.add_reward(Reward(attempt_id="r.a2", value=0.9, call_id="whole")).result(30)  # not the attempt's
     choices = (make_choice(0, [1], [-0.5]), make_choice(1, [2**31 - 1, 4], [-0.25, -math.inf], "length"))
     append(
         durable_store,

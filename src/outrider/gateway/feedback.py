@@ -27,6 +27,7 @@ class _Given(msgspec.Struct, forbid_unknown_fields=True):
     reason: Annotated[str, Meta(max_length=20_000)] = ""
     source: Annotated[str, Meta(max_length=200)] = ""
     parts: Annotated[dict[str, float], Meta(max_length=100)] = {}
+    call_id: Annotated[str, Meta(max_length=200)] = ""
 
 
 class Feedback:
@@ -60,6 +61,9 @@ class Feedback:
     def _exists(self, attempt_id: str) -> bool:
         return self._store.attempt(attempt_id) is not None or bool(self._store.calls(attempt_id))
 
+    def _has_call(self, attempt_id: str, call_id: str) -> bool:
+        return any(call.id == call_id for call in self._store.calls(attempt_id))
+
     def _parse(self, body: bytes) -> _Given:
         try:
             # Python's parser takes NaN and Infinity, so that they can be named instead of "malformed".
@@ -91,7 +95,12 @@ class Feedback:
             parts=given.parts,
             source=source,
             created_at=time.time(),
+            call_id=given.call_id,
         )
+        if given.call_id and not await asyncio.to_thread(self._has_call, attempt_id, given.call_id):
+            raise RequestError(
+                f"call_id: attempt {attempt_id!r} has no call {given.call_id!r}.", status=404, code="unknown_call"
+            )
         seq = await asyncio.wrap_future(self._store.add_reward(reward))
         self._counters.rewarded(name, source.partition(":")[0])
         return {"attempt_id": attempt_id, "name": name, "value": given.value, "source": source, "seq": seq}

@@ -167,8 +167,8 @@ def counted_attempt(attempts: Sequence[Attempt], rollout: Rollout) -> Attempt | 
 
 
 def final_reward(rewards: Sequence[Reward]) -> Reward | None:
-    """The newest reward called ``final``."""
-    return next((reward for reward in reversed(rewards) if reward.name == "final"), None)
+    """The newest reward of the whole attempt that is called ``final``."""
+    return next((reward for reward in reversed(rewards) if reward.name == "final" and not reward.call_id), None)
 
 
 def _by_task(rollouts: Sequence[Rollout]) -> dict[str, Rollout]:

@@ -179,9 +179,10 @@ def _rewards(rewards: Sequence[Reward], rollout: Rollout) -> Text:
         why = f": {one_line(rollout.reason, 400)}" if rollout.reason else ""
         return Text(f"None was given{why}.\n", "yellow")
     text = Text()
-    newest = {reward.name: reward for reward in rewards}
+    newest = {(reward.name, reward.call_id): reward for reward in rewards}
     for reward in newest.values():
         text.append(f"{one_line(reward.name, 60)} {number(reward.value, 4)}", "bold")
+        text.append(f"  for call {one_line(reward.call_id, 60)}" if reward.call_id else "", "dim")
         text.append(f"  {one_line(reward.reason, 600)}\n")
         for name, value in reward.parts.items():
             text.append(f"  {one_line(name, 60)} {number(value)}\n")

@@ -142,7 +142,7 @@ def _pages(store: Store, after_seq: int) -> Iterator[list[Call]]:
 
 
 def _attempt_fields(store: Store, attempt_id: str) -> Json:
-    rewards = [reward.value for reward in store.rewards(attempt_id) if reward.name == "final"]
+    rewards = [reward.value for reward in store.rewards(attempt_id) if reward.name == "final" and not reward.call_id]
     attempt = store.attempt(attempt_id)
     rollout = store.rollout(attempt.rollout_id) if attempt else None
     return {

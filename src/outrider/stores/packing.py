@@ -37,7 +37,7 @@ CALL_COLUMNS = (
     "first_token_s", "error", "choices", "prompt_ids", "token_ids", "logprobs", "request", "response",
     "continuation",
 )  # fmt: skip
-REWARD_COLUMNS = ("attempt_id", "name", "value", "reason", "parts", "source", "created_at")
+REWARD_COLUMNS = ("attempt_id", "name", "value", "reason", "parts", "source", "created_at", "call_id")
 SESSION_COLUMNS = ("key_hash", "attempt_id", "mode", "sampling", "allow_feedback", "expires_at", "sealed")
 ROLLOUT_COLUMNS = (
     "id", "task_id", "task_fields", "group_id", "split", "step", "mode", "sampling", "state", "attempt", "reward",
@@ -153,12 +153,20 @@ def _choices(text: str, token_ids: IntArray, logprobs: FloatArray) -> tuple[Choi
 
 
 def reward_row(reward: Reward) -> Row:
-    parts = _json(reward.parts)
-    return (reward.attempt_id, reward.name, reward.value, reward.reason, parts, reward.source, reward.created_at)
+    return (
+        reward.attempt_id,
+        reward.name,
+        reward.value,
+        reward.reason,
+        _json(reward.parts),
+        reward.source,
+        reward.created_at,
+        reward.call_id,
+    )
 
 
 def reward_from(row: Row) -> Reward:
-    attempt_id, name, value, reason, parts, source, created_at = row
+    attempt_id, name, value, reason, parts, source, created_at, call_id = row
     return Reward(
         attempt_id=attempt_id,
         name=name,
@@ -167,6 +175,7 @@ def reward_from(row: Row) -> Reward:
         parts=msgspec.json.decode(parts),
         source=source,
         created_at=created_at,
+        call_id=call_id,
     )
 
 

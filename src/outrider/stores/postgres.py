@@ -54,6 +54,8 @@ class PostgresStore:
     its standbys have); with ``NORMAL`` a crash of the server may take back the last commits.
     """
 
+    remote = True
+
     def __init__(
         self,
         url: str,
@@ -102,6 +104,10 @@ class PostgresStore:
     def calls(self, attempt_id: str) -> list[Call]:
         return self._calls("WHERE attempt_id = %s ORDER BY seq", (attempt_id,))
 
+    def call(self, call_id: str) -> Call | None:
+        found = self._calls("WHERE id = %s", (call_id,))
+        return found[0] if found else None
+
     def calls_after(self, seq: int, limit: int = 1000) -> list[Call]:
         return self._calls("WHERE seq > %s ORDER BY seq LIMIT %s", (seq, limit))
 
@@ -124,8 +130,12 @@ class PostgresStore:
         self._writer.submit(_one(statement, lambda: packing.session_row(session), taken=taken)).result()
 
     def session(self, key_hash: str) -> Session | None:
-        rows = self.query(_SELECT_SESSION, (key_hash,))
+        rows = self.query(f"{_SELECT_SESSIONS} WHERE key_hash = %s", (key_hash,))
         return packing.session_from(rows[0]) if rows else None
+
+    def sessions(self, attempt_id: str) -> list[Session]:
+        rows = self.query(f"{_SELECT_SESSIONS} WHERE attempt_id = %s", (attempt_id,))
+        return [packing.session_from(row) for row in rows]
 
     def seal(self, attempt_id: str) -> None:
         self.write("UPDATE sessions SET sealed = true WHERE attempt_id = %s", (attempt_id,))
@@ -318,7 +328,7 @@ def _unescaped(text: str) -> str:
 
 
 _SELECT_CALLS = f"SELECT seq, {', '.join(packing.CALL_COLUMNS)} FROM calls"
-_SELECT_SESSION = f"SELECT {', '.join(packing.SESSION_COLUMNS)} FROM sessions WHERE key_hash = %s"
+_SELECT_SESSIONS = f"SELECT {', '.join(packing.SESSION_COLUMNS)} FROM sessions"
 # Not ON CONFLICT, which would use up a number for each call that is there already. The lock makes the check safe.
 _INSERT_CALL = (
     f"INSERT INTO calls (seq, {', '.join(packing.CALL_COLUMNS)})"

@@ -113,6 +113,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE writers (id TEXT PRIMARY KEY, last_group BIGINT NOT NULL, seen_at TIMESTAMPTZ NOT NULL)",
     ),
     ("ALTER TABLE calls ADD COLUMN continuation TEXT NOT NULL DEFAULT ''",),
+    ("ALTER TABLE rewards ADD COLUMN call_id TEXT NOT NULL DEFAULT ''",),
 )
 
 

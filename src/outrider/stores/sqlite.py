@@ -37,6 +37,8 @@ class SqliteStore:
     process, may take back the last commits.
     """
 
+    remote = False
+
     def __init__(
         self,
         path: str | Path,
@@ -74,6 +76,10 @@ class SqliteStore:
     def calls(self, attempt_id: str) -> list[Call]:
         return self._calls("WHERE attempt_id = ? ORDER BY seq", (attempt_id,))
 
+    def call(self, call_id: str) -> Call | None:
+        found = self._calls("WHERE id = ?", (call_id,))
+        return found[0] if found else None
+
     def calls_after(self, seq: int, limit: int = 1000) -> list[Call]:
         return self._calls("WHERE seq > ? ORDER BY seq LIMIT ?", (seq, limit))
 
@@ -93,8 +99,12 @@ class SqliteStore:
         self._insert("sessions", packing.SESSION_COLUMNS, lambda: packing.session_row(session)).result()
 
     def session(self, key_hash: str) -> Session | None:
-        rows = self._query(_SELECT_SESSION, (key_hash,))
+        rows = self._query(f"{_SELECT_SESSIONS} WHERE key_hash = ?", (key_hash,))
         return packing.session_from(rows[0]) if rows else None
+
+    def sessions(self, attempt_id: str) -> list[Session]:
+        rows = self._query(f"{_SELECT_SESSIONS} WHERE attempt_id = ?", (attempt_id,))
+        return [packing.session_from(row) for row in rows]
 
     def seal(self, attempt_id: str) -> None:
         self._write("UPDATE sessions SET sealed = 1 WHERE attempt_id = ?", (attempt_id,))
@@ -249,7 +259,7 @@ class _Reader:
 
 
 _SELECT_CALLS = f"SELECT seq, {', '.join(packing.CALL_COLUMNS)} FROM calls"
-_SELECT_SESSION = f"SELECT {', '.join(packing.SESSION_COLUMNS)} FROM sessions WHERE key_hash = ?"
+_SELECT_SESSIONS = f"SELECT {', '.join(packing.SESSION_COLUMNS)} FROM sessions"
 
 
 def _insert_into(table: str, columns: tuple[str, ...]) -> str:

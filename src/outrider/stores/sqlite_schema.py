@@ -97,6 +97,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         'CREATE TABLE "values" (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID',
     ),
     ("ALTER TABLE calls ADD COLUMN continuation TEXT NOT NULL DEFAULT ''",),
+    ("ALTER TABLE rewards ADD COLUMN call_id TEXT NOT NULL DEFAULT ''",),
 )
 
 
