@@ -32,6 +32,10 @@ from outrider.types import (
 class Store(Protocol):
     """Where calls, rewards, sessions and rollouts live. Sequence numbers grow in commit order; none arrives late."""
 
+    @property
+    def remote(self) -> bool:
+        """A read waits for another process, so an event loop must not make it itself."""
+
     def append_call(self, call: Call) -> Future[int]:
         """Queue `call`; the future gives its sequence number once it is durable.
 
@@ -40,6 +44,8 @@ class Store(Protocol):
 
     def calls(self, attempt_id: str) -> list[Call]:
         """The calls of one attempt, in order of commit."""
+
+    def call(self, call_id: str) -> Call | None: ...
 
     def calls_after(self, seq: int, limit: int = 1000) -> list[Call]:
         """Calls with a sequence number above `seq`, in order: what a follower has not seen yet."""
@@ -52,6 +58,9 @@ class Store(Protocol):
     def open_session(self, session: Session) -> None: ...
 
     def session(self, key_hash: str) -> Session | None: ...
+
+    def sessions(self, attempt_id: str) -> list[Session]:
+        """Those of one attempt, in no order."""
 
     def seal(self, attempt_id: str) -> None:
         """Refuse further calls on the attempt's key. Sealing twice is harmless."""
@@ -189,7 +198,22 @@ class LossSpec:
     name: str = "ppo_clip"
     clip_low: float = 0.2
     clip_high: float = 0.28
+    dual_clip: float = 0.0
+    """Of `ppo_clip`: for negative advantages the ratio counts up to this, above 1; 0 for no such bound."""
+    tau_positive: float = 1.0
+    """Of `sapo`: how fast its gate closes where the advantage is positive; `tau_negative` where it is not."""
+    tau_negative: float = 1.05
+    divergence: float = 0.15
+    """Of the `dppo` losses: divergence from the behaviour policy beyond which a token gets no further push away."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus: the loss of a token has ``- entropy_coef * entropy``."""
     kl_coef: float = 0.0
+    """Weight of the KL to the reference in the loss; `kl` names its estimator: k1, k2 or k3."""
+    kl: str = "k3"
+    value_coef: float = 0.5
+    """Weight of the critic's loss, where rows have `returns`."""
+    value_clip: float = 0.2
+    """How far a value may move from `Row.old_values` before the critic's loss stops it; 0 for no such bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,8 @@ from outrider.types import Attempt, Call, Reward, Rollout, RolloutState, Session
 class MemoryStore:
     """Set `failure` to make every later append fail with it: at once if it is a `StoreBusy`, else in the future."""
 
+    remote = False
+
     def __init__(self) -> None:
         self.failure: StoreError | None = None
         self.fail_at_once = False
@@ -44,6 +46,10 @@ class MemoryStore:
         with self._lock:
             return [call for call in self._calls if call.attempt_id == attempt_id]
 
+    def call(self, call_id: str) -> Call | None:
+        with self._lock:
+            return next((call for call in self._calls if call.id == call_id), None)
+
     def calls_after(self, seq: int, limit: int = 1000) -> list[Call]:
         with self._lock:
             return self._calls[max(seq, 0) :][:limit]
@@ -70,6 +76,10 @@ class MemoryStore:
     def session(self, key_hash: str) -> Session | None:
         with self._lock:
             return self._sessions.get(key_hash)
+
+    def sessions(self, attempt_id: str) -> list[Session]:
+        with self._lock:
+            return [session for session in self._sessions.values() if session.attempt_id == attempt_id]
 
     def seal(self, attempt_id: str) -> None:
         with self._lock:
