@@ -138,12 +138,20 @@ class Dialect(Protocol):
         """Raises `RequestError`, with a message for the agent."""
 
     def prepare(
-        self, request: WireRequest, *, overrides: Json, tokens: bool, model: str = "", owner: str = ""
+        self,
+        request: WireRequest,
+        *,
+        overrides: Json,
+        tokens: bool,
+        model: str = "",
+        owner: str = "",
+        call_id: str = "",
     ) -> UpstreamRequest:
         """Put `overrides` over the agent's sampling parameters and, with `tokens`, ask for token ids and log-probs.
 
         `model` goes upstream in place of the agent's name for it. `owner` is who asks, such as an attempt: no other
-        owner's earlier answers can be named. With no overrides, tokens or model the agent's bytes go as they are,
+        owner's earlier answers can be named. `call_id` is what an answer is named after, where its id is ours to give.
+        With no overrides, tokens or model the agent's bytes go as they are,
         unless the dialect is translated. Raises `RequestError`.
         """
 
@@ -166,6 +174,19 @@ class TokenCounter(Dialect, Protocol):
 
     def count_reply(self, status: int, body: bytes) -> ErrorReply:
         """What the agent gets for the upstream's answer to `count_request`, be it the number or an error."""
+
+
+@runtime_checkable
+class Recaller(Dialect, Protocol):
+    """A dialect whose requests may name an earlier answer instead of sending it again, over an upstream that has none.
+
+    It remembers the answers that its readers have read, of each owner apart (see `Dialect.prepare`). Thread-safe.
+    """
+
+    def names(self, request: WireRequest) -> str:
+        """Id of the call whose answer `request` names; empty where it names none that could be ours."""
+
+    def knows(self, owner: str, call_id: str) -> bool: ...
 
 
 class ParsedCall(NamedTuple):

@@ -53,7 +53,14 @@ class AnthropicMessages:
         return wire.parse_request(body, _request)
 
     def prepare(
-        self, request: WireRequest, *, overrides: Json, tokens: bool, model: str = "", owner: str = ""
+        self,
+        request: WireRequest,
+        *,
+        overrides: Json,
+        tokens: bool,
+        model: str = "",
+        owner: str = "",
+        call_id: str = "",
     ) -> UpstreamRequest:
         if not self.translated:
             return prepare_native(request, overrides=overrides, model=model, names=_NAMES)

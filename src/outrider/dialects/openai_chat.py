@@ -54,7 +54,14 @@ class OpenAIChat:
         return wire.parse_request(body, _request)
 
     def prepare(
-        self, request: WireRequest, *, overrides: Json, tokens: bool, model: str = "", owner: str = ""
+        self,
+        request: WireRequest,
+        *,
+        overrides: Json,
+        tokens: bool,
+        model: str = "",
+        owner: str = "",
+        call_id: str = "",
     ) -> UpstreamRequest:
         return wire.prepare_request(request, overrides=overrides, tokens=tokens, model=model, logprobs=_wanted_logprobs)
 

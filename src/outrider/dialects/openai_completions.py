@@ -44,7 +44,14 @@ class OpenAICompletions:
         return wire.parse_request(body, _request)
 
     def prepare(
-        self, request: WireRequest, *, overrides: Json, tokens: bool, model: str = "", owner: str = ""
+        self,
+        request: WireRequest,
+        *,
+        overrides: Json,
+        tokens: bool,
+        model: str = "",
+        owner: str = "",
+        call_id: str = "",
     ) -> UpstreamRequest:
         return wire.prepare_request(request, overrides=overrides, tokens=tokens, model=model, logprobs=_wanted_logprobs)
 

@@ -14,7 +14,7 @@ from outrider.dialects.openai_responses_reply import (
     from_chat,
     upstream_error,
 )
-from outrider.dialects.openai_responses_request import ResponsesState, to_chat
+from outrider.dialects.openai_responses_request import PREFIX, ResponsesState, to_chat
 from outrider.dialects.translate import LateSystem
 from outrider.dialects.translate_dialect import TranslatedReader, TranslatedRequest, prepare_native, prepare_translated
 from outrider.types import Json
@@ -36,6 +36,7 @@ class OpenAIResponses:
 
     By default the upstream is taken to speak chat completions only; `native` says that it speaks Responses itself, and
     then bytes pass through. `history` answers ``previous_response_id``; by default it is a memory of this object's own.
+    A response is named after its call, so that it can be found again where the calls are kept.
     """
 
     name = "openai_responses"
@@ -52,12 +53,24 @@ class OpenAIResponses:
         return wire.parse_request(body, _request)
 
     def prepare(
-        self, request: WireRequest, *, overrides: Json, tokens: bool, model: str = "", owner: str = ""
+        self,
+        request: WireRequest,
+        *,
+        overrides: Json,
+        tokens: bool,
+        model: str = "",
+        owner: str = "",
+        call_id: str = "",
     ) -> UpstreamRequest:
         if not self.translated:
             return prepare_native(request, overrides=overrides, model=model, names=_NAMES)
         fields = {name: msgspec.json.decode(raw) for name, raw in request.fields.items()}
-        translation = to_chat(fields, history=self._history.of(owner), late_system=self._late_system)
+        translation = to_chat(
+            fields,
+            id=PREFIX + call_id if call_id else "",
+            history=self._history.of(owner),
+            late_system=self._late_system,
+        )
         return prepare_translated(translation, overrides=overrides, tokens=tokens, model=model)
 
     def reader(self, request: UpstreamRequest) -> ReplyReader:
@@ -75,6 +88,16 @@ class OpenAIResponses:
             return response
 
         return TranslatedReader(request, ResponsesStream(state, on_response=keep), whole, upstream_error)
+
+    # -- wire.Recaller -------------------------------------------------------------------------------------------------
+
+    def names(self, request: WireRequest) -> str:
+        raw = request.fields.get("previous_response_id")
+        named = None if raw is None or not self.translated else msgspec.json.decode(raw)
+        return named.removeprefix(PREFIX) if isinstance(named, str) and named.startswith(PREFIX) else ""
+
+    def knows(self, owner: str, call_id: str) -> bool:
+        return self._history.has(owner, PREFIX + call_id)
 
     def error(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
         return _encode(error_body(status, message, code=code, param=param))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
@@ -24,30 +25,36 @@ class ResponseHistory(Protocol):
 
 
 class RecentResponses:
-    """Keeps the newest responses of all clients in memory, up to `max_bytes` of JSON. One process sees its own only."""
+    """Keeps the newest responses of all clients in memory, up to `max_bytes` of JSON. Thread-safe."""
 
     def __init__(self, *, max_bytes: int = 64 << 20) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._kept: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        self._lock = threading.Lock()
 
     def of(self, owner: str) -> ResponseHistory:
         """The responses of one owner, such as an attempt."""
         return _OwnResponses(self, owner)
 
+    def has(self, owner: str, response_id: str) -> bool:
+        return (owner, response_id) in self._kept
+
     def get(self, owner: str, response_id: str) -> list[Json] | None:
-        kept = self._kept.get((owner, response_id))
-        if kept is None:
-            return None
-        self._kept.move_to_end((owner, response_id))
+        with self._lock:
+            kept = self._kept.get((owner, response_id))
+            if kept is None:
+                return None
+            self._kept.move_to_end((owner, response_id))
         return _decode(kept)
 
     def put(self, owner: str, response_id: str, items: Sequence[Json]) -> None:
         data = _encode(list(items))
-        self._bytes += len(data) - len(self._kept.pop((owner, response_id), b""))
-        self._kept[owner, response_id] = data
-        while self._bytes > self._max_bytes:
-            self._bytes -= len(self._kept.popitem(last=False)[1])
+        with self._lock:
+            self._bytes += len(data) - len(self._kept.pop((owner, response_id), b""))
+            self._kept[owner, response_id] = data
+            while self._bytes > self._max_bytes:
+                self._bytes -= len(self._kept.popitem(last=False)[1])
 
 
 class _OwnResponses:

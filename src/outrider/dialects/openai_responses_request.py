@@ -30,6 +30,7 @@ from outrider.dialects.translate import (
 from outrider.errors import RequestError
 from outrider.types import Json
 
+PREFIX = "resp_"  # of a response's id
 SEALED_REASONING = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
@@ -61,7 +62,7 @@ class ResponsesState:
     """What the way back needs of a Responses request."""
 
     id: str
-    """Of the answer: ``resp_…``."""
+    """Of the answer: `PREFIX` and more."""
     model: str
     tools: ToolTable
     stream: bool = False
@@ -79,9 +80,12 @@ class ResponsesState:
 
 
 def to_chat(
-    body: Json, *, history: ResponseHistory | None = None, late_system: LateSystem = "system"
+    body: Json, *, id: str = "", history: ResponseHistory | None = None, late_system: LateSystem = "system"
 ) -> ChatTranslation[ResponsesState]:
-    """Translate a body of ``POST /v1/responses``. Raises `RequestError` naming the field that is wrong."""
+    """Translate a body of ``POST /v1/responses``. The answer's `id` is made up where none is given.
+
+    Raises `RequestError` naming the field that is wrong.
+    """
     for name in ("background", "conversation", "prompt"):
         if body.get(name):
             raise bad(name, "is not supported here: no conversations, prompts or jobs are stored.")
@@ -118,7 +122,7 @@ def to_chat(
         ask_for_stream(request)
     reasoning = body.get("reasoning")
     state = ResponsesState(
-        id=f"resp_{uuid.uuid4().hex}",
+        id=id or PREFIX + uuid.uuid4().hex,
         model=model,
         tools=tools,
         stream=body.get("stream") is True,

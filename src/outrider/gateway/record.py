@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 
 from outrider.gateway.capture import capture
 from outrider.gateway.continuation.request import SPELLED, spells_control_tokens
@@ -17,9 +16,17 @@ class CallRecord:
     """Filled in as the call goes on, from `begin` on; `finish` makes the `Call` of it."""
 
     def __init__(
-        self, *, dialect: Dialect, access: Access, request: WireRequest, prepared: UpstreamRequest, turn: Turn | None
+        self,
+        *,
+        id: str,
+        dialect: Dialect,
+        access: Access,
+        request: WireRequest,
+        prepared: UpstreamRequest,
+        turn: Turn | None,
     ) -> None:
         """`turn` is there where the gateway has made the prompt itself."""
+        self.id = id
         self.dialect = dialect
         self.access = access
         self.prepared = prepared
@@ -66,7 +73,7 @@ class CallRecord:
         failure = "" if self.state is CallState.COMPLETE else self.error or self.state.value
         captured = capture(self.reader.result(), failure=failure)
         return Call(
-            id=uuid.uuid4().hex,
+            id=self.id,
             attempt_id=self.access.attempt_id,
             dialect=self.dialect.name,
             model=self._request.model,

@@ -13,6 +13,7 @@ from outrider.gateway.counters import Counters
 from outrider.gateway.exchange import JSON_TYPE, Exchange, Headers, end_to_end
 from outrider.gateway.grouping import Chains, is_kept
 from outrider.gateway.options import GatewayOptions
+from outrider.gateway.recall import Recall, new_call_id
 from outrider.gateway.record import CallRecord
 from outrider.gateway.recorded import RecordedCall, client_left
 from outrider.gateway.redact import Redactor
@@ -55,6 +56,7 @@ class Relay:
         self._redact = {"off": frozenset(), "record": frozenset({Mode.RECORD}), "all": frozenset(Mode)}[options.redact]
         self._redactor = Redactor(options.redact_patterns)
         self._continuation = continuation
+        self._recall = Recall(store)
 
     async def forward(self, exchange: Exchange, target: bytes, dialect: Dialect) -> None:
         """Pass a call through and keep nothing. `dialect` words the errors that are the gateway's own."""
@@ -85,12 +87,15 @@ class Relay:
         if self._pack_answers:
             exchange.pack()
         tokens = access.ours
+        call_id = new_call_id(access.owner)
+        await self._recall.earlier(dialect, request, access.owner)
         prepared = dialect.prepare(
             request,
             overrides=access.overrides if tokens else {},
             tokens=tokens,
             model=self._model if tokens else "",
             owner=access.owner,
+            call_id=call_id,
         )
         turn = None
         if tokens and self._continuation is not None:
@@ -99,7 +104,7 @@ class Relay:
         path = turn.path if turn is not None else prepared.path
         sent = turn.body() if turn is not None else prepared.body
         call = self._upstream.call(exchange.method, path.encode() or target, headers, sent)
-        record = CallRecord(dialect=dialect, access=access, request=request, prepared=prepared, turn=turn)
+        record = CallRecord(id=call_id, dialect=dialect, access=access, request=request, prepared=prepared, turn=turn)
         exchange.watch(lambda: client_left(call, record))
         try:
             await self._admission.enter(exchange)

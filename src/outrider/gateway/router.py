@@ -105,7 +105,7 @@ class Gateway:
         routed = target in self._routes
         if routed and exchange.method != "POST":
             _refuse_method(exchange, target, keyed=key is not None or dialect.translated)
-        access = self._sessions.access(exchange, key)
+        access = await self._sessions.access(exchange, key)
         self._limits.take(access.owner)
         counter = self._count_routes.get(target)
         full = target + b"?" + exchange.query if exchange.query else target
@@ -126,7 +126,7 @@ class Gateway:
     async def _give_feedback(self, exchange: Exchange, key: str | None) -> None:
         if exchange.method != "POST":
             raise RequestError("Feedback takes POST only.", status=405, code="method_not_allowed")
-        session = self._sessions.for_feedback(exchange, key)
+        session = await self._sessions.for_feedback(exchange, key)
         self._limits.take(f"attempt:{session.attempt_id}")
         answer = await self._feedback.from_agent(session, await exchange.body(MAX_BODY_BYTES))
         await exchange.respond(200, [JSON_TYPE], msgspec.json.encode(answer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import time
@@ -42,19 +43,19 @@ class Access:
 
 
 class Sessions:
-    """Reads the store at every call, so that an attempt that ended is refused at once."""
+    """Reads the store at every call, so that an attempt that ended is refused at once, whichever gateway ended it."""
 
     def __init__(self, store: Store, mode: Mode) -> None:
         self._store = store
         self._mode = mode
 
-    def access(self, exchange: Exchange, path_key: str | None) -> Access:
+    async def access(self, exchange: Exchange, path_key: str | None) -> Access:
         """Raises `RequestError` with status 401 or 403, and `StoreError`."""
         key = path_key if path_key is not None else _attempt_key(exchange)
         credentials = _credentials(exchange)
         if key is None:
             return self._unkeyed(exchange, credentials)
-        session = self._session(key)
+        session = await self._session(key)
         if session.sealed:
             raise RequestError("The attempt of this key has ended.", status=403, code="attempt_ended")
         return Access(
@@ -66,18 +67,22 @@ class Sessions:
             credentials=credentials,
         )
 
-    def for_feedback(self, exchange: Exchange, path_key: str | None) -> Session:
+    async def for_feedback(self, exchange: Exchange, path_key: str | None) -> Session:
         """The session whose attempt may be given feedback on, also once it has ended. Raises as `access`."""
         key = path_key if path_key is not None else _attempt_key(exchange)
         if key is None:
             raise RequestError("Feedback needs an attempt key.", status=401, code="missing_attempt_key")
-        session = self._session(key)
+        session = await self._session(key)
         if not session.allow_feedback:
             raise RequestError("This key takes no feedback.", status=403, code="feedback_not_allowed")
         return session
 
-    def _session(self, key: str) -> Session:
-        session = self._store.session(hash_key(key))
+    async def _session(self, key: str) -> Session:
+        digest = hash_key(key)
+        # A local file is read in less time than another thread takes to begin; a server is waited for, and not by all.
+        session = (
+            await asyncio.to_thread(self._store.session, digest) if self._store.remote else self._store.session(digest)
+        )
         if session is None:
             raise RequestError("The attempt key is not known.", status=401, code="invalid_api_key")
         if session.expires_at is not None and time.time() > session.expires_at:

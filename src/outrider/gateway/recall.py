@@ -1,0 +1,80 @@
+"""Earlier answers that an agent names instead of sending them again, found in the store.
+
+A dialect remembers the answers of its own process. What it doesn't know was given before a restart, or by another
+gateway on the same store, and is made again of the recorded calls.
+
+An answer is named after its call. A call's id holds a random part and a digest of it with the caller: whoever names
+another caller's answer names an id that this caller's calls can't have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+
+from outrider.errors import RequestError
+from outrider.gateway.sse import EventSplitter
+from outrider.protocols import Store
+from outrider.types import Call, CallState
+from outrider.wire import Dialect, Recaller, ReplyReader, WireRequest
+
+LONGEST = 1000  # answers that follow each other; longer conversations start anew
+_HALF = 24  # hexadecimal digits: 96 bits each for the random part and the digest
+
+
+def new_call_id(owner: str) -> str:
+    random = secrets.token_hex(_HALF // 2)
+    return random + _digest(owner, random)
+
+
+def is_own_call(owner: str, call_id: str) -> bool:
+    return hmac.compare_digest(call_id[_HALF:].encode(), _digest(owner, call_id[:_HALF]).encode())
+
+
+def _digest(owner: str, random: str) -> str:
+    return hashlib.sha256(f"{random}\0{owner}".encode()).hexdigest()[:_HALF]
+
+
+class Recall:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def earlier(self, dialect: Dialect, request: WireRequest, owner: str) -> None:
+        """Let `dialect` know the answer that `request` names, if it is one of `owner`'s. Raises `StoreError`."""
+        if not isinstance(dialect, Recaller):
+            return
+        wanted = dialect.names(request)
+        if wanted and not dialect.knows(owner, wanted):
+            await asyncio.to_thread(self._read, dialect, wanted, owner)
+
+    def _read(self, dialect: Recaller, wanted: str, owner: str) -> None:
+        """Each call's request may name the one before; so the first is found last, and read first."""
+        found: list[tuple[WireRequest, Call]] = []
+        while wanted and not dialect.knows(owner, wanted):
+            call = self._store.call(wanted) if is_own_call(owner, wanted) and len(found) < LONGEST else None
+            if call is None or call.state is not CallState.COMPLETE or call.dialect != dialect.name:
+                return
+            try:
+                request = dialect.parse(call.request)
+            except RequestError:
+                return  # what was taken out before storage has left no request
+            found.append((request, call))
+            wanted = dialect.names(request)
+        for request, call in reversed(found):
+            try:
+                prepared = dialect.prepare(request, overrides={}, tokens=False, owner=owner, call_id=call.id)
+            except RequestError:
+                return
+            _read_again(dialect.reader(prepared), call.response)
+
+
+def _read_again(reader: ReplyReader, response: bytes) -> None:
+    if response.startswith(b"{"):
+        reader.body(response)
+        return
+    splitter = EventSplitter()
+    for event in [*splitter.feed(response), *splitter.end()]:
+        reader.event(event)
+    reader.end()
