@@ -2,7 +2,7 @@
 
     python bench/reliability.py [--only kill,disk] [--kills N] [--gigabytes G] [--fuzz-minutes M] [--json PATH]
 
-Everything runs on this machine: the gateway as ``outrider gateway``, a scripted upstream, and clients that know which of
+Everything runs here: the gateway as ``outrider gateway``, a scripted upstream, and clients that know which of
 their calls were answered. A line that misses what is wanted ends in ``NO``, and the command then exits with 1.
 """
 
@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import reliability_clients
+import reliability_disk
 import reliability_kill
 from reliability_rig import Result
 
@@ -25,6 +27,11 @@ Checks = dict[str, Callable[[argparse.Namespace], list[Result]]]
 
 CHECKS: Checks = {
     "kill": lambda given: reliability_kill.check(given.kills, given.gigabytes, given.seed),
+    "disk": lambda given: reliability_disk.check(),
+    "stalled": lambda given: reliability_disk.check_stalled(given.stall_s),
+    "slow": lambda given: reliability_clients.slow_clients(),
+    "body": lambda given: reliability_clients.large_bodies() + reliability_clients.bombs(),
+    "leaks": lambda given: reliability_clients.leaks(given.calls),
 }
 
 
@@ -59,6 +66,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help=f"some of {', '.join(CHECKS)}; empty for all")
     parser.add_argument("--kills", type=int, default=20, help="how often the gateway is killed, for each store")
     parser.add_argument("--gigabytes", type=float, default=1.0, help="size of the large store")
+    parser.add_argument("--stall-s", type=float, default=30.0, help="how long the store's writer is held up")
+    parser.add_argument("--calls", type=int, default=4000, help="calls of each kind whose memory is measured")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the lines here too")
     return parser.parse_args()

