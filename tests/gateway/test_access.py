@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import zstandard
 
 from fakes.gateway import CHAT, COMPLETIONS, MESSAGES
 from outrider.gateway.sessions import TRAJECTORY_PREFIX
-from outrider.keys import new_key
+from outrider.keys import hash_key, new_key
 from outrider.types import Fidelity, Mode
 
 BODY = {"model": "policy", "messages": MESSAGES}
@@ -198,3 +200,24 @@ def test_a_trajectory_name_cannot_be_an_attempt(engine, recording):
 def test_a_keyed_session_keeps_its_own_mode_whatever_the_gateways_is(recording):
     recording.chat(recording.open(mode=Mode.TRAIN))
     assert recording.call().fidelity is Fidelity.EXACT
+
+
+def test_a_store_that_is_far_away_holds_nobody_up(engine, gateway, monkeypatch):
+    key, other = gateway.open(), gateway.open("attempt-2")
+    arrived = threading.Event()
+    read = gateway.store.session
+
+    def slowly(key_hash):
+        if key_hash == hash_key(key):
+            assert arrived.wait(30), "the other calls waited for this one's session"
+        return read(key_hash)
+
+    monkeypatch.setattr(gateway.store, "session", slowly)
+    monkeypatch.setattr(gateway.store, "remote", True, raising=False)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(gateway.chat, key)
+        assert gateway.chat(other).status == 200
+        assert gateway.client.health()["status"] == "ok"
+        assert not first.done()
+        arrived.set()
+        assert first.result(30).status == 200

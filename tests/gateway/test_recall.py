@@ -1,0 +1,155 @@
+"""`previous_response_id` after a restart and at another gateway, and what it must never find."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+
+from fakes.chat_format import write_format
+from fakes.engine import Answer, Sampled
+from fakes.gateway import RunningGateway
+from fakes.token_engine import TokenEngine
+from outrider.gateway.recall import is_own_call, new_call_id
+from outrider.renderers.template import TemplateRenderer
+from outrider.types import CallState
+
+RESPONSES = "/v1/responses"
+TOOL = {"type": "function", "name": "read", "parameters": {"type": "object"}, "strict": False}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "read", "arguments": '{"file":  "a"}'}}
+CALLING = Sampled(pieces=["", ""], ids=[8, 2], logprobs=[-1.0, -2.0], finish_reason="tool_calls", tool_calls=[CALL])
+STREAMED = pytest.mark.parametrize("streamed", [False, True])
+
+
+def sdk(gateway, key):
+    return openai.OpenAI(base_url=f"{gateway.base_url}/s/{key}/v1", api_key="sk-nothing", max_retries=0)
+
+
+def respond(gateway, key, streamed=False, **asked):
+    with sdk(gateway, key) as client:
+        if not streamed:
+            return client.responses.create(model="m", **asked)
+        with client.responses.stream(model="m", **asked) as events:
+            return events.get_final_response()
+
+
+def begin(gateway, engine, key, streamed=False):
+    """Two turns with a tool between them; returns the last response."""
+    engine.sampled = [CALLING]
+    first = respond(gateway, key, streamed, input="go", tools=[TOOL])
+    engine.sampled = [Sampled()]
+    output = {"type": "function_call_output", "call_id": first.output[0].call_id, "output": "ok"}
+    return respond(gateway, key, streamed, input=[output], tools=[TOOL], previous_response_id=first.id)
+
+
+@STREAMED
+def test_a_conversation_goes_on_after_a_restart(engine, start, streamed):
+    with start(mode="train") as gateway:
+        key = gateway.open()
+        last = begin(gateway, engine, key, streamed)
+    with start(mode="train") as gateway:
+        respond(gateway, key, streamed, input="more", previous_response_id=last.id)
+    messages = engine.received[-1].json["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant", "user"]
+    assert messages[:3] == engine.received[-2].json["messages"]
+    assert messages[1]["tool_calls"] == [CALL]
+    assert messages[3]["content"] == Sampled().text
+
+
+def test_gateways_on_one_store_know_each_others_answers(engine, tmp_path):
+    store = tmp_path / "s.sqlite3"
+    with RunningGateway(engine, store, mode="train") as one, RunningGateway(engine, store, mode="train") as other:
+        key = one.open()
+        response = respond(one, key, input="0")
+        for turn in range(1, 5):
+            response = respond([one, other][turn % 2], key, input=str(turn), previous_response_id=response.id)
+    said = [message["content"] for message in engine.received[-1].json["messages"] if message["role"] == "user"]
+    assert said == ["0", "1", "2", "3", "4"]
+
+
+@STREAMED
+def test_answers_whose_prompt_was_made_here_are_found_too(start, tmp_path, streamed):
+    folder = write_format(tmp_path / "qwen", "qwen")
+    renderer = TemplateRenderer(folder)
+    with TokenEngine(renderer) as engine:
+        options = {"mode": "train", "tokenizer": str(folder), "upstream": engine.base_url}
+        engine.says.append(renderer.text.encode("ok<|im_end|>"))
+        with start(**options) as gateway:
+            key = gateway.open()
+            first = respond(gateway, key, streamed, input="go")
+        with start(**options) as gateway:
+            respond(gateway, key, streamed, input="more", previous_response_id=first.id)
+            calls = gateway.recorded(2)
+    assert [call.continuation for call in calls] == ["opened", "continued"]
+
+
+def test_a_response_that_nobody_gave_is_404_in_openais_shape(engine, gateway):
+    key = gateway.open()
+    for named in ("resp_" + "0" * 48, "resp_", "resp_x", "msg_1", new_call_id("attempt:attempt-1")):
+        with pytest.raises(openai.NotFoundError) as caught:
+            respond(gateway, key, input="x", previous_response_id=named)
+        assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
+        assert caught.value.body["type"] == "invalid_request_error"
+        assert named in caught.value.message
+    assert engine.received == []
+
+
+def test_what_was_not_to_be_kept_or_failed_is_not_found(engine, start):
+    with start(mode="train") as gateway:
+        key = gateway.open()
+        kept_not = respond(gateway, key, input="go", store=False).id
+        engine.answers.append(Answer(chunks=[b'{"error": {"message": "dead"}}']))
+        with pytest.raises(openai.APIStatusError):
+            respond(gateway, key, input="go")
+        calls = gateway.recorded(2)
+        assert calls[1].state is CallState.FAILED
+    with start(mode="train") as gateway:
+        for named in (kept_not, f"resp_{calls[0].id}", f"resp_{calls[1].id}"):
+            with pytest.raises(openai.NotFoundError):
+                respond(gateway, key, input="x", previous_response_id=named)
+
+
+def test_a_chat_call_is_no_response(engine, gateway):
+    key = gateway.open()
+    gateway.chat(key)
+    with pytest.raises(openai.NotFoundError):
+        respond(gateway, key, input="x", previous_response_id=f"resp_{gateway.call().id}")
+
+
+def test_another_attempts_response_is_not_found_after_a_restart_either(engine, start):
+    with start(mode="train") as gateway:
+        mine, theirs = gateway.open("attempt-1"), gateway.open("attempt-2")
+        secret = respond(gateway, theirs, input="secret words").id
+    with start(mode="train") as gateway:
+        number = len(engine.received)
+        random = secret.removeprefix("resp_")[:24]
+        digest = new_call_id("attempt:attempt-1")[24:]
+        for named in (secret, f"resp_{random}{digest}", f"resp_{random}"):
+            got = gateway.post(f"/s/{mine}{RESPONSES}", {"model": "m", "input": "x", "previous_response_id": named})
+            assert got.status == 404
+            assert b"secret words" not in got.body
+        assert len(engine.received) == number
+        respond(gateway, theirs, input="x", previous_response_id=secret)  # and its own attempt finds it
+
+
+def test_provider_traffic_is_told_apart_by_its_key(engine, start):
+    ask = {"model": "m", "input": "secret words"}
+    with start(mode="record", redact="off") as gateway:
+        got = gateway.post(RESPONSES, ask, {"authorization": "Bearer sk-theirs"})
+    with start(mode="record", redact="off") as gateway:
+        again = {"model": "m", "input": "x", "previous_response_id": got.json["id"]}
+        for headers in ({"authorization": "Bearer sk-mine"}, {}, {"x-api-key": "sk-theirs", "cookie": "a=b"}):
+            assert gateway.post(RESPONSES, again, headers).status == 404
+        assert gateway.post(RESPONSES, again, {"authorization": "Bearer sk-theirs"}).status == 200
+    assert "secret words" in json.dumps(engine.received[-1].json)
+
+
+def test_a_calls_id_belongs_to_its_owner():
+    ids = {new_call_id("a") for _ in range(100)}
+    assert len(ids) == 100
+    for id in ids:
+        assert is_own_call("a", id)
+        assert not is_own_call("b", id)
+        assert not is_own_call("a", id[:-1])
+        assert not is_own_call("a", "0" + id[1:] if id[0] != "0" else "1" + id[1:])
