@@ -183,6 +183,19 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """A sending of a call that gave no answer to the agent and was followed by another one."""
+
+    replica: str
+    status: int
+    """The upstream's; 0 where no answer came."""
+    error: str
+    duration_s: float
+    wait_s: float
+    """Between its end and the next sending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One request–response pair at the service boundary."""
 
@@ -218,6 +231,10 @@ class Call:
     continuation: str = ""
     """How its prompt came about, where the gateway made it: ``continued``, ``opened`` or ``broke: <Break>``. Where the
     engine did: ``engine: …`` if the agent's text may have become control tokens, else empty."""
+    replica: str = ""
+    """The replica of the upstream that answered or was tried last, by its URL without what is secret."""
+    retries: tuple[Retry, ...] = ()
+    """What was tried before, in order. The call holds the answer of the last sending only."""
     seq: int = 0
     """Position in the store, given at the commit; grows with the order of commits."""
 

@@ -7,12 +7,25 @@ import sqlite3
 from fakes.records import make_call
 from outrider.stores.sqlite import SqliteStore
 from outrider.stores.sqlite_schema import MIGRATIONS, migrate
+from outrider.types import Retry
 
 
 def test_how_a_prompt_came_about_is_kept(durable_store):
     durable_store.append_call(make_call("c1", continuation="broke: tools changed")).result(30)
     durable_store.append_call(make_call("c2")).result(30)
     assert [call.continuation for call in durable_store.calls("attempt-1")] == ["broke: tools changed", ""]
+
+
+def test_where_a_call_went_is_kept(durable_store):
+    retries = (
+        Retry(replica="http://a", status=503, error="busy", duration_s=0.25, wait_s=1.5),
+        Retry(replica="http://b", status=0, error="cannot connect", duration_s=0.0, wait_s=0.0),
+    )
+    durable_store.append_call(make_call("c1", replica="http://c", retries=retries)).result(30)
+    durable_store.append_call(make_call("c2")).result(30)
+    first, second = durable_store.calls("attempt-1")
+    assert (first.replica, first.retries) == ("http://c", retries)
+    assert (second.replica, second.retries) == ("", ())
 
 
 def test_a_file_from_before_is_brought_up_to_date(tmp_path, monkeypatch):
@@ -33,7 +46,8 @@ def test_a_file_from_before_is_brought_up_to_date(tmp_path, monkeypatch):
         connection.close()
     store = SqliteStore(path)
     try:
-        assert [call.continuation for call in store.calls("a")] == [""]
+        (call,) = store.calls("a")
+        assert (call.continuation, call.replica, call.retries) == ("", "", ())
         assert [reward.call_id for reward in store.rewards("a")] == [""]
     finally:
         store.close()

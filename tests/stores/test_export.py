@@ -19,7 +19,7 @@ from fakes.records import make_call, make_choice, make_rollout
 from outrider.errors import ConfigError, SetupError, StoreError
 from outrider.stores import export_parquet
 from outrider.stores.export import PAGE, export_store
-from outrider.types import Attempt, CallState, Fidelity, Reward, RolloutState
+from outrider.types import Attempt, CallState, Fidelity, Retry, Reward, RolloutState
 
 
 def exported(store, out, **options):
@@ -66,6 +66,8 @@ def test_a_row_holds_the_call_and_what_is_known_of_its_attempt(durable_store, ou
             duration_s=1.5,
             first_token_s=0.25,
             continuation="continued",
+            replica="http://a:8000",
+            retries=(Retry(replica="http://b:8000", status=503, error="busy", duration_s=0.25, wait_s=0.5),),
         ),
         make_call(
             "production",
@@ -104,6 +106,8 @@ def test_a_row_holds_the_call_and_what_is_known_of_its_attempt(durable_store, ou
         "fidelity": "exact",
         "fidelity_reason": "",
         "continuation": "continued",
+        "replica": "http://a:8000",
+        "retries": [{"replica": "http://b:8000", "status": 503, "error": "busy", "duration_s": 0.25, "wait_s": 0.5}],
         "error": "",
         "prompt_tokens": 3,
         "completion_tokens": 2,

@@ -4,12 +4,14 @@ A row holds the call, and of the attempt it belongs to what is known: rollout, t
 text where they are UTF-8; else base64, and the field ``request_base64`` or ``response_base64`` is true. Fields:
 
     seq id attempt_id rollout_id task_id group_id split step attempt counted reward dialect model state status streamed
-    fidelity fidelity_reason continuation error prompt_tokens completion_tokens version_start version_end started_at
-    duration_s first_token_s sampling prompt_ids choices request request_base64 response response_base64
+    fidelity fidelity_reason continuation replica retries error prompt_tokens completion_tokens version_start
+    version_end started_at duration_s first_token_s sampling prompt_ids choices request request_base64 response
+    response_base64
 
 `counted` is false where a later attempt took this one's place; `reward` is the newest of the attempt's rewards named
-``final``; `choices` holds index, token_ids, logprobs and finish_reason of each sampled answer. What is not known is
-null: the rollout's fields for production traffic, `counted` too. JSON has no NaN: such a log-prob is null there.
+``final``; `choices` holds index, token_ids, logprobs and finish_reason of each sampled answer, `retries` replica,
+status, error, duration_s and wait_s of each sending before the last. What is not known is null: the rollout's fields
+for production traffic, `counted` too. JSON has no NaN: such a log-prob is null there.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
@@ -173,6 +175,8 @@ def _row(call: Call, attempt_fields: Json) -> Json:
         "fidelity": call.fidelity.value,
         "fidelity_reason": call.fidelity_reason,
         "continuation": call.continuation,
+        "replica": call.replica,
+        "retries": [asdict(retry) for retry in call.retries],
         "error": call.error,
         "prompt_tokens": call.usage and call.usage.prompt_tokens,
         "completion_tokens": call.usage and call.usage.completion_tokens,

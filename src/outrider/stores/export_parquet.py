@@ -30,6 +30,15 @@ _CHOICE = pa.struct(
         "finish_reason": pa.string(),
     }
 )
+_RETRY = pa.struct(
+    {
+        "replica": pa.string(),
+        "status": pa.int64(),
+        "error": pa.string(),
+        "duration_s": pa.float64(),
+        "wait_s": pa.float64(),
+    }
+)
 SCHEMA = pa.schema(
     {
         "seq": pa.int64(),
@@ -51,6 +60,8 @@ SCHEMA = pa.schema(
         "fidelity": pa.string(),
         "fidelity_reason": pa.string(),
         "continuation": pa.string(),
+        "replica": pa.string(),
+        "retries": pa.list_(_RETRY),
         "error": pa.string(),
         "prompt_tokens": pa.int64(),
         "completion_tokens": pa.int64(),

@@ -21,6 +21,7 @@ from outrider.types import (
     FloatArray,
     IntArray,
     Mode,
+    Retry,
     Reward,
     Rollout,
     RolloutState,
@@ -35,7 +36,7 @@ CALL_COLUMNS = (
     "id", "attempt_id", "dialect", "model", "state", "status", "streamed", "prompt_tokens", "completion_tokens",
     "fidelity", "fidelity_reason", "sampling", "version_start", "version_end", "started_at", "duration_s",
     "first_token_s", "error", "choices", "prompt_ids", "token_ids", "logprobs", "request", "response",
-    "continuation",
+    "continuation", "replica", "retries",
 )  # fmt: skip
 REWARD_COLUMNS = ("attempt_id", "name", "value", "reason", "parts", "source", "created_at", "call_id")
 SESSION_COLUMNS = ("key_hash", "attempt_id", "mode", "sampling", "allow_feedback", "expires_at", "sealed")
@@ -47,6 +48,8 @@ ATTEMPT_COLUMNS = (
     "id", "rollout_id", "number", "started_at", "ended_at", "exit_code", "signal", "timed_out", "failure", "reason",
     "stdout_tail", "stderr_tail",
 )  # fmt: skip
+
+_retries = msgspec.json.Decoder(tuple[Retry, ...])
 
 LEVEL = 1  # the level that costs least CPU; higher ones gain little on JSON
 
@@ -96,6 +99,8 @@ def call_row(call: Call, bodies: Bodies) -> Row:
         bodies.pack(call.request),
         bodies.pack(call.response),
         call.continuation,
+        call.replica,
+        _json(call.retries) if call.retries else "",
     )
 
 
@@ -104,7 +109,7 @@ def call_from(row: Row, bodies: Bodies) -> Call:
     (
         seq, id, attempt_id, dialect, model, state, status, streamed, prompt_tokens, completion_tokens, fidelity,
         fidelity_reason, sampling, version_start, version_end, started_at, duration_s, first_token_s, error, choices,
-        prompt_ids, token_ids, logprobs, request, response, continuation,
+        prompt_ids, token_ids, logprobs, request, response, continuation, replica, retries,
     ) = row  # fmt: skip
     return Call(
         id=id,
@@ -131,6 +136,8 @@ def call_from(row: Row, bodies: Bodies) -> Call:
         first_token_s=first_token_s,
         error=error,
         continuation=continuation,
+        replica=replica,
+        retries=_retries.decode(retries) if retries else (),
         seq=seq,
     )
 

@@ -98,6 +98,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     ("ALTER TABLE calls ADD COLUMN continuation TEXT NOT NULL DEFAULT ''",),
     ("ALTER TABLE rewards ADD COLUMN call_id TEXT NOT NULL DEFAULT ''",),
+    (
+        "ALTER TABLE calls ADD COLUMN replica TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE calls ADD COLUMN retries TEXT NOT NULL DEFAULT ''",  # JSON; empty for none
+    ),
 )
 
 
