@@ -38,10 +38,15 @@ def test_values_and_gradients_equal_autograd(monkeypatch, with_bias):
     plain = torch.log_softmax(logits / targets.temperatures[:, None], -1)
     expected = plain[place_of, targets.token_ids]
     torch.testing.assert_close(logp, expected)
-    torch.testing.assert_close(entropy, -(plain.exp() * plain).sum(-1)[place_of])
-    assert not entropy.requires_grad
+    surprise = -(plain.exp() * plain).sum(-1)[place_of]
+    torch.testing.assert_close(entropy, surprise)
     scale = torch.randn(len(place_of))
     inputs = [item for item in (hidden, weight, bias) if item is not None]
-    ours = torch.autograd.grad((logp * scale).sum(), inputs)
-    for one, other in zip(ours, torch.autograd.grad((expected * scale).sum(), inputs), strict=True):
-        torch.testing.assert_close(one, other)
+    bonus = torch.randn(len(place_of))
+    for terms in ([0], [1], [0, 1]):  # the log-probs, the entropies, both; each forward pass has one backward pass
+        scored = token_logprobs(hidden, weight, bias, targets)
+        scales = (scale, bonus)
+        ours = torch.autograd.grad(sum((scored[i] * scales[i]).sum() for i in terms), inputs)
+        total = sum(((expected, surprise)[i] * scales[i]).sum() for i in terms)
+        for one, other in zip(ours, torch.autograd.grad(total, inputs, retain_graph=True), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

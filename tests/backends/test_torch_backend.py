@@ -315,7 +315,7 @@ def test_R10_without_a_gradient_nothing_moves(tiny, branching_rows, make_row):
 
 def test_a_gradient_that_is_not_finite_is_skipped(tiny, branching_rows, make_row):
     made = backend(tiny)
-    row = make_row([1, 2, 3, 4], [2, 3], behaviour=-500.0, advantage=-1.0)  # the ratio overflows
+    row = make_row([1, 2, 3, 4], [2, 3], behaviour=-20.0, advantage=-3e38)  # its loss overflows
     made.forward_backward([row], LossSpec())
     before = [p.clone() for p in made._model.module.parameters()]
     stats = made.optim_step(1e-3)

@@ -35,10 +35,7 @@ class Targets:
 
 
 def token_logprobs(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Targets) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies, both float32 (M,), from `hidden` (N, H) and the projection `weight` (V, H).
-
-    Only the log-probs carry a gradient.
-    """
+    """Log-probs and entropies, both float32 (M,), from `hidden` (N, H) and the projection `weight` (V, H)."""
     keep = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     scored = _TokenLogprobs.apply(hidden[targets.places], weight, bias, targets, keep)  # type: ignore[no-untyped-call]
     logp, entropy = scored
@@ -73,24 +70,31 @@ class _TokenLogprobs(torch.autograd.Function):
             if keep:
                 kept[start:stop] = probabilities
         ctx.targets, ctx.kept, ctx.has_bias = targets, kept, bias is not None
-        ctx.save_for_backward(hidden, weight)
-        ctx.mark_non_differentiable(entropy)
+        ctx.save_for_backward(hidden, weight, entropy)
+        ctx.set_materialize_grads(False)  # without an entropy bonus there is nothing to add to what comes back
         return logp, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """With p the probabilities and g the incoming gradient: d logp / d logits = (onehot - p) / temperature."""
-        hidden, weight = ctx.saved_tensors
-        targets, grad = ctx.targets, grads[0]
+        """With p the probabilities: d logp / d logits = (onehot - p) / temperature, d entropy / d logits =
+        -p (log p + entropy) / temperature."""
+        hidden, weight, entropy = ctx.saved_tensors
+        targets = ctx.targets
+        grad = torch.zeros_like(targets.temperatures[targets.place_of]) if grads[0] is None else grads[0]
         kept, ctx.kept = ctx.kept, None  # overwritten below: there is one backward pass
         scaled = grad / targets.temperatures[targets.place_of]
+        bonus = None if grads[1] is None else grads[1] / targets.temperatures
         total = torch.zeros(hidden.shape[0], device=grad.device).index_add_(0, targets.place_of, scaled)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros(weight.shape, device=weight.device) if ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros(weight.shape[0], device=weight.device) if ctx.has_bias else None
         for start in range(0, hidden.shape[0], BACKWARD_SLICE):
             stop = min(start + BACKWARD_SLICE, hidden.shape[0])
-            grad_logits = kept[start:stop].mul_(-total[start:stop, None].to(kept.dtype))
+            grad_logits = kept[start:stop]
+            if bonus is None:
+                grad_logits.mul_(-total[start:stop, None].to(kept.dtype))
+            else:
+                _with_entropy(grad_logits, total[start:stop], bonus[start:stop], entropy[start:stop])
             first, last = _tokens_between(targets, start, stop)
             chosen = (targets.place_of[first:last] - start, targets.token_ids[first:last])
             grad_logits.index_put_(chosen, scaled[first:last].to(grad_logits.dtype), accumulate=True)
@@ -106,6 +110,13 @@ class _TokenLogprobs(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _with_entropy(probabilities: Tensor, total: Tensor, bonus: Tensor, entropy: Tensor) -> None:
+    """Turn `probabilities` (U, V) into ``-p (total + bonus (log p + entropy))``; the others have shape (U,)."""
+    surprise = probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log_().float()
+    factor = surprise.add_(entropy[:, None]).mul_(bonus[:, None]).add_(total[:, None]).neg_()
+    probabilities.mul_(factor)
 
 
 def _tokens_between(targets: Targets, start: int, stop: int) -> tuple[int, int]:

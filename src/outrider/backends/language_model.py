@@ -69,7 +69,7 @@ class LanguageModel:
             yield _locate(made, samples, self.device)
 
     def score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of the trained tokens, float32 (M,); log-probs carry a gradient."""
+        """Log-probs and entropies of the trained tokens, float32 (M,); both carry a gradient."""
         if not self.packed:
             return self._score_by_row(batch)
         tree = tree_attention.TreePlans(batch.pack.chains, self.device)
@@ -98,7 +98,7 @@ class LanguageModel:
         nodes = logits[_tensor(mask, self.device).bool()]  # (N, V): rows lie end to end in a pack without sharing
         scaled = nodes[targets.places].float() / targets.temperatures[:, None]
         logprobs = torch.log_softmax(scaled, dim=-1)
-        entropy = -(logprobs.detach().exp() * logprobs.detach()).sum(-1)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
         return logprobs[targets.place_of, targets.token_ids], entropy[targets.place_of]
 
     def _use_tree_attention(self) -> bool:

@@ -27,7 +27,7 @@ class Statistics:
     ) -> None:
         """`computed` positions went through the model, `loss` is the micro-batch's share, the rest is one a token."""
         tokens = replace(tokens, logp=tokens.logp.detach())
-        difference = tokens.log_ratio.abs()
+        difference = (tokens.logp - tokens.behaviour_logp).abs()
         self.loss += loss.item()
         self.tokens += len(difference)
         self.computed += computed

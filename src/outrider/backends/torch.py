@@ -19,10 +19,12 @@ from outrider.backends.optimiser import MasterAdamW
 from outrider.backends.statistics import Statistics
 from outrider.errors import BatchError, ConfigError, RunError
 from outrider.protocols import LossSpec, OptimStats, StepStats
-from outrider.rl.losses import LOSSES, Tokens, k3
+from outrider.rl.losses import KL, LOSSES, Tokens
 from outrider.types import FloatArray, Row, Sample
 
 FORMAT = 1
+OPTIONAL = ("reference_logprobs", "old_logprobs", "returns", "old_values")
+"""Arrays that all rows of a batch have, or none."""
 
 
 class TorchBackend:
@@ -83,9 +85,11 @@ class TorchBackend:
             tokens, weights, reference = _tokens(rows, batch, logp)
             policy = LOSSES[loss.name](tokens, loss)
             total = (weights * policy.loss).sum()
-            kl = k3(logp, reference) if reference is not None else None
+            kl = KL[loss.kl](logp, reference) if reference is not None else None
             if kl is not None and loss.kl_coef:
                 total = total + loss.kl_coef * (weights * kl).sum()
+            if loss.entropy_coef:
+                total = total - loss.entropy_coef * (weights * entropy).sum()
             total.backward()  # type: ignore[no-untyped-call]
             statistics.add(batch.pack.size, total, tokens, policy, entropy, kl)
         return statistics.result()
@@ -168,14 +172,18 @@ def _tokens(rows: Sequence[Row], batch: MicroBatch, logp: Tensor) -> tuple[Token
         values = np.array([arrays[r][p] for r, p in zip(batch.row, batch.position, strict=True)], dtype=np.float32)
         return torch.from_numpy(values).to(logp.device)
 
+    def optional(arrays: Sequence[FloatArray | None]) -> Tensor | None:
+        given = [array for array in arrays if array is not None]
+        return column(given) if given else None
+
     tokens = Tokens(
         logp=logp,
         behaviour_logp=column([item.sample.logprobs for item in rows]),
+        old_logp=optional([item.old_logprobs for item in rows]),
         advantages=column([item.advantages for item in rows]),
         row=torch.from_numpy(row.astype(np.int64)).to(logp.device),
     )
-    references = [item.reference_logprobs for item in rows if item.reference_logprobs is not None]
-    return tokens, column([item.weights for item in rows]), column(references) if references else None
+    return tokens, column([item.weights for item in rows]), optional([item.reference_logprobs for item in rows])
 
 
 def _check(rows: Sequence[Row], loss: LossSpec, vocabulary: int) -> None:
@@ -183,21 +191,27 @@ def _check(rows: Sequence[Row], loss: LossSpec, vocabulary: int) -> None:
     for row in rows:
         name, total = row.sample.rollout_id, len(row.sample.token_ids)
         arrays = {"advantages": row.advantages, "weights": row.weights, "logprobs": row.sample.logprobs}
-        if row.reference_logprobs is not None:
-            arrays["reference_logprobs"] = row.reference_logprobs
-        elif loss.kl_coef:
+        for field in OPTIONAL:
+            if getattr(row, field) is not None:
+                arrays[field] = getattr(row, field)
+        if loss.kl_coef and row.reference_logprobs is None:
             raise BatchError(f"rollout {name}: train.kl_coef is set, but its row has no reference log-probs.")
         for field, values in arrays.items():
             if len(values) != total:
                 raise BatchError(f"rollout {name}: {field} has length {len(values)} for {total} tokens.")
             if not np.isfinite(values).all():
                 raise BatchError(f"rollout {name}: {field} holds a number that is not finite.")
-        if row.sample.loss_mask[0]:
-            raise BatchError(f"rollout {name}: the first token of a row cannot be trained, it has no context.")
-        if not 0 <= row.sample.token_ids.min() <= row.sample.token_ids.max() < vocabulary:
-            raise BatchError(f"rollout {name}: a token id is outside the model's vocabulary of {vocabulary}.")
-        if row.sample.temperature <= 0:
-            raise BatchError(f"rollout {name}: a temperature of {row.sample.temperature} has no log-probs.")
-    given = {row.reference_logprobs is not None for row in rows}
-    if len(given) > 1:
-        raise BatchError("some rows have reference log-probs and some have not.")
+        _check_sample(row.sample, vocabulary)
+    for field in OPTIONAL:
+        if len({getattr(row, field) is None for row in rows}) > 1:
+            raise BatchError(f"some rows have {field} and some have not.")
+
+
+def _check_sample(sample: Sample, vocabulary: int) -> None:
+    name = sample.rollout_id
+    if sample.loss_mask[0]:
+        raise BatchError(f"rollout {name}: the first token of a row cannot be trained, it has no context.")
+    if not 0 <= sample.token_ids.min() <= sample.token_ids.max() < vocabulary:
+        raise BatchError(f"rollout {name}: a token id is outside the model's vocabulary of {vocabulary}.")
+    if sample.temperature <= 0:
+        raise BatchError(f"rollout {name}: a temperature of {sample.temperature} has no log-probs.")

@@ -1,4 +1,10 @@
-"""What a loss gets and what it gives."""
+"""What a loss gets and what it gives.
+
+Three policies may be told apart: the **behaviour** that sampled the tokens (the engine's weights and kernels), the
+**old** or proximal one (the trainer's weights before the update), and the one being trained. A loss bounds how far the
+last moves from the old one; what lies between behaviour and old is the matter of `outrider.rl.correction`. Where no old
+log-probs are given the behaviour stands for both.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+LOG_RATIO_LIMIT = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,13 +24,17 @@ class Tokens:
     """Log-probs under the weights being trained; the only one with a gradient."""
     behaviour_logp: Tensor
     """Log-probs as the engine sampled."""
+    old_logp: Tensor | None = None
+    """Log-probs under the weights before the update; None takes the behaviour's."""
     advantages: Tensor
     row: Tensor
     """int64: which row a token belongs to, from 0 without gaps. A row is never split over two `Tokens`."""
 
     @property
     def log_ratio(self) -> Tensor:
-        return self.logp - self.behaviour_logp
+        """log(trained / old), within ±20: beyond it the ratio says nothing, and must not become infinite."""
+        old = self.behaviour_logp if self.old_logp is None else self.old_logp
+        return (self.logp - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
     def row_mean(self, values: Tensor) -> Tensor:
         """Mean of `values` over each token's own row, shape (N,)."""
