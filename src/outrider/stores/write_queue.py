@@ -92,6 +92,7 @@ class WriteQueue(ABC, Generic[Operation]):
             if not group:
                 break
             self._commit(group)
+            del group  # the bodies in it may be large, and the next one may be long in coming
         self.disconnect()
 
     def _next_group(self) -> list[_Job[Operation]]:
