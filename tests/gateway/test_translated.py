@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import anthropic
 import openai
 import pytest
-from anthropic.types import Message
 from openai.types.responses import Response
 
 from fakes.engine import Answer, Sampled, chunk, json_answer, plain, raw_stream, stream, usage
@@ -351,55 +349,3 @@ def test_claude_code_finds_the_gateway_alive(engine, gateway):
     for path in ("/", f"/s/{gateway.open()}", f"/s/{gateway.open()}/"):
         assert gateway.request("HEAD", path).status == 200
     assert engine.received == []
-
-
-# -- what real harnesses send ------------------------------------------------------------------------------------------
-
-FILES = sorted((Path(__file__).parents[1] / "dialects" / "data").glob("*.jsonl"))
-SHARED = sorted((Path(__file__).parents[3] / "shared" / "recordings").glob("*.jsonl"))
-ROUTES = {"/messages": MESSAGES, "/responses": RESPONSES, "/chat/completions": CHAT}
-
-
-def recorded_requests(file):
-    for line in file.read_text().splitlines():
-        one = json.loads(line)
-        route = next((ours for end, ours in ROUTES.items() if one["path"].partition("?")[0].endswith(end)), None)
-        if route is not None and isinstance(one["body"], dict) and not one["body"].get("previous_response_id"):
-            yield route, one["body"]
-
-
-@pytest.mark.parametrize("file", FILES + SHARED, ids=lambda file: f"{file.parent.name}/{file.stem}")
-def test_recorded_requests_are_answered_in_a_form_their_sdks_take(engine, start, file):
-    with start(mode="train", model="policy") as gateway:
-        url = f"{gateway.base_url}/s/{gateway.open()}"
-        count = 0
-        for route, body in recorded_requests(file):
-            for streamed in (False, True):
-                answer = replay(url, route, {name: value for name, value in body.items() if name != "stream"}, streamed)
-                assert Sampled().text in json.dumps(answer, ensure_ascii=False)
-                count += 1
-        wait_for(lambda: len(gateway.store.calls("attempt-1")) == count)
-        assert {call.fidelity for call in gateway.store.calls("attempt-1")} <= {Fidelity.EXACT}
-
-
-def replay(url, route, body, streamed):
-    """The answer as its SDK puts it together, checked by its types."""
-    if route == MESSAGES:
-        with anthropic.Anthropic(base_url=url, api_key="k", max_retries=0) as client:
-            if not streamed:
-                message = client.post(route, body=body, cast_to=Message)
-            else:
-                with client.messages.stream(max_tokens=9, model="m", messages=[], extra_body=body) as events:
-                    message = events.get_final_message()
-            return message.to_dict()
-    with openai.OpenAI(base_url=url + "/v1", api_key="k", max_retries=0) as client:
-        body = {name: value for name, value in body.items() if name != "stream_options"}
-        if route == RESPONSES:
-            if not streamed:
-                return client.responses.create(extra_body=body, model="m", input="x").to_dict()
-            with client.responses.stream(extra_body=body, model="m", input="x") as events:
-                return events.get_final_response().to_dict()
-        if not streamed:
-            return client.chat.completions.create(extra_body=body, model="m", messages=[]).to_dict()
-        with client.chat.completions.stream(extra_body=body, model="m", messages=[]) as chunks:
-            return chunks.get_final_completion().to_dict()
