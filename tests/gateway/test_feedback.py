@@ -182,6 +182,9 @@ def test_feedback_needs_a_key_that_may_give_it(gateway):
 ROUTES = {
     ("POST", "/admin/pause"): {"admin", "trainer"},
     ("POST", "/admin/resume"): {"admin", "trainer"},
+    ("POST", "/admin/attempts"): {"admin", "trainer"},
+    ("POST", "/admin/attempts/attempt-1/seal"): {"admin", "trainer"},
+    ("GET", "/admin/attempts/attempt-1"): {"admin", "trainer", "grader", "read"},
     ("POST", REWARDS): {"admin", "trainer", "grader"},
     ("GET", REWARDS): {"admin", "trainer", "grader", "read"},
     ("GET", "/admin/attempts/attempt-1/calls"): {"admin", "trainer", "grader", "read"},
@@ -193,6 +196,7 @@ BODIES = {"/admin/pause": {"timeout_s": 0}, "/admin/resume": {"version": 1}, REW
 @pytest.mark.parametrize("role", KEYS)
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
 def test_each_role_opens_what_it_should_and_nothing_else(gateway, role, route):
+    gateway.open()
     method, path = route
     body = json.dumps(BODIES.get(path, {})).encode() if method == "POST" else None
     got = gateway.request(method, path, body, by(role))

@@ -10,7 +10,7 @@ import pytest
 from openai.types.responses import Response
 
 from fakes.engine import Answer, Sampled, chunk, json_answer, plain, raw_stream, stream, usage
-from fakes.gateway import CHAT, wait_for
+from fakes.gateway import CHAT
 from outrider.errors import StoreError
 from outrider.types import CallState, Fidelity, Mode
 

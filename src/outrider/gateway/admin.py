@@ -1,6 +1,9 @@
 """The control side of the gateway, JSON in and out. Each route opens with the key of one role, or of a higher one.
 
 POST /admin/pause, /admin/resume          a trainer, around a publish
+POST /admin/attempts                      a trainer, to open an attempt and get its key
+POST /admin/attempts/ID/seal              a trainer, to end it
+GET  /admin/attempts/ID                   a reader
 POST /admin/attempts/ID/rewards           a grader, also after the attempt has ended
 GET  /admin/attempts/ID/rewards           a reader
 GET  /admin/attempts/ID/calls             a reader
@@ -18,6 +21,7 @@ import msgspec
 
 from outrider.errors import RequestError
 from outrider.gateway.admission import Admission
+from outrider.gateway.attempts import Attempts, OpenAttempt
 from outrider.gateway.counters import Counters
 from outrider.gateway.exchange import JSON_TYPE, Exchange
 from outrider.gateway.feedback import Feedback, as_json
@@ -29,7 +33,7 @@ from outrider.types import Call, Json
 MAX_BODY_BYTES = 1 << 16
 
 # An id may hold a slash: it is one segment, with the slash spelled %2F.
-_ATTEMPT = re.compile(rb"/admin/attempts/([^/]+)/(rewards|calls)")
+_ATTEMPT = re.compile(rb"/admin/attempts/([^/]+)(?:/(rewards|calls|seal))?")
 
 
 class _Pause(msgspec.Struct, forbid_unknown_fields=True):
@@ -51,6 +55,7 @@ class Admin:
         self._store = store
         self._counters = counters
         self._feedback = feedback
+        self._attempts = Attempts(store)
 
     async def handle(self, exchange: Exchange) -> None:
         """Raises `RequestError`."""
@@ -62,6 +67,8 @@ class Admin:
         answer: Any
         if attempt is not None:
             answer = await self._attempt(exchange, _attempt_id(attempt[1]), attempt[2], role, body)
+        elif route == ("POST", b"/admin/attempts"):
+            answer = await self._attempts.open(_decode(body, OpenAttempt))
         elif route == ("POST", b"/admin/pause"):
             answer = {"in_flight": await self._admission.pause(_decode(body, _Pause).timeout_s)}
         elif route == ("POST", b"/admin/resume"):
@@ -74,11 +81,15 @@ class Admin:
             raise _no_route(exchange)
         await exchange.respond(200, [JSON_TYPE], msgspec.json.encode(answer))
 
-    async def _attempt(self, exchange: Exchange, attempt_id: str, what: bytes, role: Role, body: bytes) -> Any:
+    async def _attempt(self, exchange: Exchange, attempt_id: str, what: bytes | None, role: Role, body: bytes) -> Any:
         if exchange.method == "POST" and what == b"rewards":
             return await self._feedback.from_grader(attempt_id, role, body)
-        if exchange.method != "GET":
+        if exchange.method == "POST" and what == b"seal":
+            return await self._attempts.seal(attempt_id)
+        if exchange.method != "GET" or what == b"seal":
             raise _no_route(exchange)
+        if what is None:
+            return await self._attempts.state(attempt_id)
         if what == b"rewards":
             return [as_json(reward) for reward in await asyncio.to_thread(self._store.rewards, attempt_id)]
         return [_call(call) for call in await asyncio.to_thread(self._store.calls, attempt_id)]
@@ -94,8 +105,10 @@ class Admin:
 
 def _roles_for(route: tuple[str, bytes], attempt: re.Match[bytes] | None) -> frozenset[Role]:
     method, path = route
+    if attempt is not None and method != "GET":
+        return GRADE if attempt[2] == b"rewards" else TRAIN
     if attempt is not None:
-        return READ if method == "GET" else GRADE
+        return READ
     return READ if path == b"/admin/stats" else TRAIN
 
 

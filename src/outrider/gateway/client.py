@@ -5,7 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import quote, urlsplit
 
 from outrider.errors import EngineError, SetupError
 from outrider.types import Json
@@ -50,6 +51,18 @@ class GatewayClient:
     def resume(self, version: int) -> None:
         """Admit calls again, recorded under policy `version`; the store keeps it."""
         self._request("POST", "/admin/resume", {"version": version})
+
+    def open_attempt(self, attempt_id: str = "", **fields: Any) -> Json:
+        """Open an attempt under a key of its own; `fields` are those of `attempts.OpenAttempt`."""
+        return self._request("POST", "/admin/attempts", {"id": attempt_id, **fields})
+
+    def seal_attempt(self, attempt_id: str) -> None:
+        """End an attempt: its key opens nothing any more."""
+        self._request("POST", f"/admin/attempts/{quote(attempt_id, safe='')}/seal")
+
+    def attempt(self, attempt_id: str) -> Json:
+        """Whether it is sealed, its calls in numbers, its rewards."""
+        return self._request("GET", f"/admin/attempts/{quote(attempt_id, safe='')}")
 
     def stats(self) -> Json:
         """Counters since the gateway's start: calls, broken ones by kind, refusals by code, calls not recorded."""

@@ -59,10 +59,12 @@ class Feedback:
         return await self._add(attempt_id, given.name or FINAL, given, source=given.source or role)
 
     def _exists(self, attempt_id: str) -> bool:
-        return self._store.attempt(attempt_id) is not None or bool(self._store.calls(attempt_id))
+        known = self._store.attempt(attempt_id) is not None or bool(self._store.sessions(attempt_id))
+        return known or bool(self._store.calls(attempt_id))
 
     def _has_call(self, attempt_id: str, call_id: str) -> bool:
-        return any(call.id == call_id for call in self._store.calls(attempt_id))
+        call = self._store.call(call_id)
+        return call is not None and call.attempt_id == attempt_id
 
     def _parse(self, body: bytes) -> _Given:
         try:
