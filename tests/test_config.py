@@ -17,8 +17,9 @@ def tree(**extra):
 def every_field(section, where=""):
     for name, kind, meta, default in config.fields(section):
         yield f"{where}{name}", meta, default
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            yield from every_field(kind, f"{where}{name}.")
+        inner = config.section_in(kind)
+        if inner is not None:
+            yield from every_field(inner, f"{where}{name}.")
 
 
 def test_every_field_has_a_sentence():
@@ -57,6 +58,10 @@ def test_overrides_reach_nested_keys_and_keep_toml_types():
         ({}, ("train.lr",), "section.key=value"),
         ({}, ("seed.x=1",), "seed: expected int, got object."),
         ({}, ("harness.function=a:b",), "not both"),
+        ({}, ("train.leave_out=[{name='x'}]",), "train.leave_out[0]: rule 'x' has no condition"),
+        ({}, ("train.leave_out=[{name='x', system='('}]",), "train.leave_out[0].system: '(' is no regular expression"),
+        ({}, ("train.leave_out=[{name='x', modle='a'}]",), "train.leave_out[0].modle: there is no such key. Did you"),
+        ({}, ("train.leave_out=[{no_tools=true}]",), "train.leave_out[0]: object missing required field name"),
     ],
 )
 def test_mistakes_name_the_field_and_the_fix(extra, overrides, said):

@@ -259,8 +259,10 @@ def describe(section: type[Any], where: str) -> list[str]:
 
     own, nested = [], []
     for name, kind, meta, default in configuration.fields(section):
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            nested += ["", f"[{where}{name}]  {meta.description}", *describe(kind, f"{where}{name}.")]
+        inner = configuration.section_in(kind)
+        if inner is not None:
+            head = f"[{where}{name}]" if inner is kind else f"[[{where}{name}]]"
+            nested += ["", f"{head}  {meta.description}", *describe(inner, f"{where}{name}.")]
         else:
             shown = "required" if default is msgspec.NODEFAULT else repr(default)
             own.append(f"  {where}{name} = {shown}\n      {meta.description}")

@@ -7,6 +7,7 @@ value names the field and what was expected. Relative paths are relative to the 
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -110,6 +111,20 @@ class EvalConfig(Section, frozen=True, kw_only=True):
     every: Annotated[int, Meta(ge=0, description="Evaluate each so many steps; 0 only before and after.")] = 0
 
 
+class LeaveOutRule(Section, frozen=True, kw_only=True):
+    """Calls that meet all conditions given are context only."""
+
+    name: Annotated[str, Meta(min_length=1, description="Reason under which its calls are counted.")]
+    model: Annotated[str, Meta(description="Pattern of the model asked for, such as *-haiku-*.")] = ""
+    dialect: Annotated[str, Meta(description="Pattern of the dialect, such as openai_*.")] = ""
+    system: Annotated[str, Meta(description="Regular expression, found in the system prompt.")] = ""
+    user: Annotated[str, Meta(description="Regular expression, found in the first user message.")] = ""
+    max_tokens: Annotated[int, Meta(ge=0, description="The request allows at most so many tokens; 0 for any.")] = 0
+    no_tools: Annotated[bool, Meta(description="It offers no tools, though other calls of the attempt do.")] = False
+    no_history: Annotated[bool, Meta(description="No answer of a model is in its history.")] = False
+    json_schema: Annotated[bool, Meta(description="It asks for JSON that follows a schema.")] = False
+
+
 class TrainConfig(Section, frozen=True, kw_only=True):
     steps: Annotated[int, Meta(ge=0, description="Optimiser steps.")] = 8
     groups: Annotated[int, Meta(ge=1, description="Tasks a step.")] = 8
@@ -146,9 +161,19 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     kl_coef: Annotated[float, Meta(ge=0, description="Weight of the KL to the starting model; 0 for none.")] = 0.0
     epochs: Annotated[int, Meta(ge=1, description="Optimiser passes over each batch.")] = 1
     temperature: Annotated[float, Meta(gt=0, description="Sampling temperature of training rollouts.")] = 1.0
-    max_tokens: Annotated[int, Meta(ge=1, description="Longest training sample, tokens; longer ones are left out.")] = (
-        2048
-    )
+    max_tokens: Annotated[int, Meta(ge=1, description="Longest training sample, tokens; see `too_long`.")] = 2048
+    too_long: Annotated[
+        Literal["drop", "drop_rollout", "keep_start", "cut"],
+        Meta(
+            description="Longer samples: left out; left out with their whole rollout; ended after the last answer that "
+            "fits; ended at max_tokens."
+        ),
+    ] = "drop"
+    models: Annotated[
+        tuple[str, ...],
+        Meta(description="Patterns of model names, as the harness asks for them, that are trained; none for all."),
+    ] = ()
+    leave_out: Annotated[tuple[LeaveOutRule, ...], Meta(description="Rules for calls that are context only.")] = ()
     backend: Annotated[str, Meta(description="Backend plug-in.")] = "torch"
     token_budget: Annotated[int, Meta(ge=16, description="Tokens computed in one micro-batch.")] = 4096
     lora_rank: Annotated[int, Meta(ge=0, description="LoRA rank; 0 trains all weights.")] = 0
@@ -198,7 +223,19 @@ def parse(tree: dict[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(_readable(str(error))) from None
     if bool(config.harness.command) == bool(config.harness.function):
         raise ConfigError("harness: give either `command` or `function`, and not both.")
+    for place, rule in enumerate(config.train.leave_out):
+        _check_rule(rule, f"train.leave_out[{place}]")
     return config
+
+
+def _check_rule(rule: LeaveOutRule, where: str) -> None:
+    if rule == LeaveOutRule(name=rule.name):
+        raise ConfigError(f"{where}: rule {rule.name!r} has no condition, so it would leave out every call.")
+    for field, pattern in (("system", rule.system), ("user", rule.user)):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"{where}.{field}: {pattern!r} is no regular expression: {error}.") from None
 
 
 def _override(tree: dict[str, Any], text: str) -> None:
@@ -230,6 +267,12 @@ def fields(section: type[msgspec.Struct]) -> list[tuple[str, Any, Meta, Any]]:
     return found
 
 
+def section_in(kind: Any) -> type[Section] | None:
+    """The section that a field of type `kind` holds, one or a list of them."""
+    kind = next(iter(get_args(kind)), None) if get_origin(kind) is tuple else kind
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
 def _check_keys(tree: Any, section: type[msgspec.Struct], where: str) -> None:
     """Raise on a key that `section` lacks, with the nearest one that exists anywhere in the tree."""
     if not isinstance(tree, dict):
@@ -241,17 +284,21 @@ def _check_keys(tree: Any, section: type[msgspec.Struct], where: str) -> None:
             elsewhere = [path for path in _all_keys(RunConfig, "") if path.rpartition(".")[2] == key]
             hint = f" Did you mean {where}{near[0]}?" if near else f" Did you mean {elsewhere[0]}?" if elsewhere else ""
             raise ConfigError(f"{where}{key}: there is no such key.{hint}")
-        kind = known[key]
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            _check_keys(value, kind, f"{where}{key}.")
+        nested = section_in(known[key])
+        if nested is not None and isinstance(value, list):
+            for place, item in enumerate(value):
+                _check_keys(item, nested, f"{where}{key}[{place}].")
+        elif nested is not None:
+            _check_keys(value, nested, f"{where}{key}.")
 
 
 def _all_keys(section: type[msgspec.Struct], where: str) -> list[str]:
     keys = []
     for name, kind, _, _ in fields(section):
         keys.append(f"{where}{name}")
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            keys += _all_keys(kind, f"{where}{name}.")
+        nested = section_in(kind)
+        if nested is not None:
+            keys += _all_keys(nested, f"{where}{name}.")
     return keys
 
 

@@ -32,6 +32,7 @@ from outrider.protocols import (
 from outrider.reconcile import Reconciler
 from outrider.runfolder import RunFolder
 from outrider.schedule import Group, Position, Scheduler
+from outrider.trajectory.leave_out import left_out
 from outrider.types import Json, Rollout, RolloutState, Sample, Task
 
 PUBLISH_TRIES = 3
@@ -170,15 +171,20 @@ class Trainer:
 
     def _samples(self, rollouts: Sequence[Rollout]) -> tuple[list[Sample], Counter[str]]:
         """Cut the training rows of every scored rollout from its calls."""
+        config = self.config.train
         samples: list[Sample] = []
         excluded: Counter[str] = Counter()
         for rollout in rollouts:
             if rollout.state is not RolloutState.SUCCEEDED:
                 excluded[f"rollout {rollout.state}: {rollout.failure}"] += 1
                 continue
-            tree = trajectory.build(self.parts.store.calls(f"{rollout.id}.a{rollout.attempt}"))
+            calls = self.parts.store.calls(f"{rollout.id}.a{rollout.attempt}")
+            tree = trajectory.build(calls, left_out(calls, config.leave_out, config.models))
             cut = tree.samples(
-                rollout_id=rollout.id, group_id=rollout.group_id, max_tokens=self.config.train.max_tokens
+                rollout_id=rollout.id,
+                group_id=rollout.group_id,
+                max_tokens=config.max_tokens,
+                too_long=config.too_long,
             )
             samples += cut.samples
             excluded.update(cut.excluded)

@@ -205,7 +205,7 @@ def test_too_long_rows_are_dropped_or_cut_at_an_answer_never_at_the_front():
     assert dropped.excluded == Counter(too_long=1)
     alone = cut(build(calls[:2]), max_tokens=6)
     assert (alone.samples, alone.excluded) == ((), Counter(too_long=2))
-    shortened = cut(build(calls[:2]), max_tokens=6, too_long="cut")
+    shortened = cut(build(calls[:2]), max_tokens=6, too_long="keep_start")
     assert [row.token_ids.tolist() for row in shortened.samples] == [[S, 10, 20, E]]
     assert shortened.excluded == Counter(too_long=1)
 
@@ -232,7 +232,7 @@ def test_attempts_are_not_mixed_and_calls_not_repeated():
 
 
 def test_no_calls_no_rows():
-    assert cut(build([])) == SampleSet(samples=(), excluded=Counter())
+    assert cut(build([])) == SampleSet(samples=(), excluded=Counter(), excluded_tokens=Counter())
 
 
 @st.composite
@@ -258,7 +258,7 @@ def test_tree_agrees_with_a_slow_obvious_reference(calls, shuffle):
     tree = build(shuffled)
     everything = [branch.token_ids().tolist() for branch in tree.branches]
     for branch in tree.branches:
-        prompt = branch.call.prompt_ids.tolist()
+        prompt = branch.token_ids()[: branch.start].tolist()
         prefixes = [other for other in everything if prompt[: len(other)] == other]
         longest = max(prefixes, key=len, default=None)
         assert (branch.parent.token_ids().tolist() if branch.parent else None) == longest
