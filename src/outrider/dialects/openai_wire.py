@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from outrider.dialects.openai_hidden import Known, shown
 from outrider.errors import RequestError
 from outrider.types import Json, Usage
 from outrider.wire import ErrorReply, Event, ReplyTokens, SampledChoice, UpstreamRequest, WireRequest
@@ -34,11 +35,9 @@ ALIASES = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_
 
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 DONE = b"[DONE]"
-NULL = msgspec.Raw(b"null")
 TRUE = msgspec.Raw(b"true")
 
 _fields = msgspec.json.Decoder(Fields)
-_choice_fields = msgspec.json.Decoder(list[Fields])
 _encode = msgspec.json.Encoder().encode
 
 
@@ -167,6 +166,7 @@ class ReplyFields(msgspec.Struct, gc=False):
 
     prompt_token_ids: Ids | None = None
     usage: _UsageFields | None = None
+    model: msgspec.Raw = msgspec.Raw()
     error: Any = None
     object: Any = None
     message: Any = None
@@ -213,8 +213,8 @@ class OpenAIReader:
         return bool(self._choices) and all(choice.finish_reason for choice in self._choices.values())
 
     def body(self, body: bytes) -> bytes:
-        self._take(body)
-        return self._shown(body) if self._choices else body
+        known = self._take(body)
+        return self._shown(body, known) if self._choices else body
 
     def event(self, event: Event) -> bytes:
         data = event.data
@@ -223,14 +223,14 @@ class OpenAIReader:
             return event.raw
         if not data:
             return event.raw
-        had_choices, had_usage = self._take(data)
-        if had_usage and not had_choices and USAGE in self._hidden:
+        known = self._take(data)
+        if known is not None and known.only_usage and USAGE in self._hidden:
             return b""
-        shown = self._shown(data)
-        if shown is data:
+        kept = self._shown(data, known)
+        if kept is data:
             return event.raw
         name = b"event: " + event.name + b"\n" if event.name else b""
-        return name + b"data: " + shown + b"\n\n"
+        return name + b"data: " + kept + b"\n\n"
 
     def end(self) -> bytes:
         return b""
@@ -256,16 +256,18 @@ class OpenAIReader:
             )
         return ReplyTokens(prompt_ids=self._prompt_ids, choices=tuple(choices), usage=self._usage, problem=problem)
 
-    def _take(self, data: bytes) -> tuple[bool, bool]:
-        """Read one JSON object; returns whether it had choices and whether it had usage."""
+    def _take(self, data: bytes) -> Known | None:
+        """Read one JSON object; returns what it had, None where it is no reply as we know them."""
         try:
             reply = self._reply.decode(data)
         except msgspec.ValidationError as error:
             self._problem = self._problem or f"a field of the reply has another type: {error}"
-            return self._take_loosely(data), False
+            self._take_loosely(data)
+            return None
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             self._problem = self._problem or f"the reply is not valid JSON: {error}"
-            return self._take_loosely(data), False
+            self._take_loosely(data)
+            return None
         if reply.error:
             self.error = _error_text(reply.error)
         elif reply.object == "error":
@@ -276,11 +278,11 @@ class OpenAIReader:
         if usage is not None and usage.prompt_tokens is not None:
             self._usage = Usage(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens or 0)
         choices = reply.choices
-        if not choices:
-            return False, usage is not None
-        for choice in choices:
+        id_lists = int(reply.prompt_token_ids is not None)
+        for choice in choices or ():
             self._take_choice(choice)
-        return True, usage is not None
+            id_lists += (choice.token_ids is not None) + (choice.prompt_token_ids is not None)
+        return Known(id_lists=id_lists, model=reply.model, only_usage=usage is not None and not choices)
 
     def _take_choice(self, choice: Any) -> None:
         tally = self._choices.get(choice.index)
@@ -303,7 +305,7 @@ class OpenAIReader:
         elif self._prompt_ids != ids:
             self._problem = self._problem or "choices with different prompts in one call"
 
-    def _take_loosely(self, data: bytes) -> bool:
+    def _take_loosely(self, data: bytes) -> None:
         """Of a reply with unexpected types, keep that it has choices and whether they ended.
 
         Python's parser, since agents in Python will use it: it takes ``-Infinity`` and half surrogates.
@@ -311,9 +313,9 @@ class OpenAIReader:
         try:
             reply = json.loads(data)
         except (ValueError, RecursionError):
-            return False
+            return
         if not isinstance(reply, dict):
-            return False
+            return
         if reply.get("error"):
             self.error = _error_text(reply["error"])
         choices = reply.get("choices")
@@ -323,40 +325,10 @@ class OpenAIReader:
                 tally = self._choices.setdefault(index if isinstance(index, int) else position, _Tally())
                 if isinstance(choice.get("finish_reason"), str):
                     tally.finish_reason = choice["finish_reason"]
-        return bool(choices)
 
-    def _shown(self, data: bytes) -> bytes:
-        """`data` as the agent gets it: without what only the gateway asked for, and under the agent's own name of the
-        model. The same object where that changes nothing."""
-        model = self._model
-        ids, logprobs = TOKEN_IDS in self._hidden, LOGPROBS in self._hidden
-        if model is None and not (ids and b"token_ids" in data) and not (logprobs and b'"logprobs"' in data):
-            return data
-        try:
-            fields: dict[str, Any] = dict(_fields.decode(data))
-            changed = ids and fields.pop("prompt_token_ids", None) is not None
-            if model is not None and fields.get("model", model) != model:
-                fields["model"] = model
-                changed = True
-            if "choices" in fields:
-                choices = _choice_fields.decode(fields["choices"])
-                for choice in choices:
-                    changed |= _hide_in_choice(choice, ids, logprobs)
-                fields["choices"] = choices
-        except (msgspec.DecodeError, RecursionError):
-            return data  # a shape we don't know; `_take` has noted it
-        return _encode(fields) if changed else data
-
-
-def _hide_in_choice(choice: Fields, ids: bool, logprobs: bool) -> bool:
-    changed = False
-    if ids:
-        changed = choice.pop("token_ids", None) is not None
-        changed |= choice.pop("prompt_token_ids", None) is not None
-    if logprobs and choice.get("logprobs", NULL) != NULL:
-        choice["logprobs"] = NULL
-        changed = True
-    return changed
+    def _shown(self, data: bytes, known: Known | None) -> bytes:
+        hidden = self._hidden
+        return shown(data, known, ids=TOKEN_IDS in hidden, logprobs=LOGPROBS in hidden, model=self._model)
 
 
 def _error_text(error: Any) -> str:
