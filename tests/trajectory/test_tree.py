@@ -3,62 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from fakes.calls import call, choice, cut, trained
 from outrider.errors import TrajectoryError
-from outrider.trajectory import SampleSet, Tree, build
-from outrider.types import Call, CallState, Choice, Fidelity, Sample
+from outrider.rl.batch import make_batch
+from outrider.trajectory import SampleSet, build
+from outrider.trajectory.trie import Trie
+from outrider.types import CallState, Choice, Fidelity
 
 S, E, NL = 1, 2, 3
-
-
-def choice(ids: Sequence[int], index: int = 0, finish: str = "stop", first: float = -0.25) -> Choice:
-    logprobs = np.array([first - 0.01 * position for position in range(len(ids))], dtype=np.float32)
-    return Choice(index=index, token_ids=np.array(ids, dtype=np.int32), logprobs=logprobs, finish_reason=finish)
-
-
-def call(
-    prompt: Sequence[int] | None,
-    *completions: Sequence[int] | Choice,
-    seq: int = 0,
-    temperature: float | None = 1.0,
-    **changes,
-) -> Call:
-    choices = tuple(c if isinstance(c, Choice) else choice(c, index) for index, c in enumerate(completions))
-    made = Call(
-        id=f"c{seq}",
-        attempt_id="a1",
-        dialect="openai_chat",
-        model="policy",
-        state=CallState.COMPLETE,
-        status=200,
-        streamed=False,
-        request=b"",
-        response=b"",
-        prompt_ids=None if prompt is None else np.array(prompt, dtype=np.int32),
-        choices=choices,
-        usage=None,
-        fidelity=Fidelity.EXACT,
-        sampling={} if temperature is None else {"temperature": temperature},
-        version_start=0,
-        version_end=0,
-        seq=seq,
-    )
-    return replace(made, **changes)
-
-
-def cut(tree: Tree, **options) -> SampleSet:
-    return tree.samples(rollout_id="r1", group_id="g1", **options)
-
-
-def trained(sample: Sample) -> list[int]:
-    return sample.token_ids[sample.loss_mask].tolist()
 
 
 def test_two_turns_join_in_one_row_with_context_masked():
@@ -235,50 +191,131 @@ def test_no_calls_no_rows():
     assert cut(build([])) == SampleSet(samples=(), excluded=Counter(), excluded_tokens=Counter())
 
 
-@st.composite
-def attempts(draw) -> list[Call]:
-    """Calls over a tiny vocabulary: prompts extend an earlier branch, cut one short, or start anew."""
-    word = st.integers(0, 2)
-    known: list[list[int]] = []
-    calls = []
-    for seq in range(draw(st.integers(1, 7))):
-        base = draw(st.sampled_from(known)) if known and draw(st.booleans()) else []
-        base = base[: draw(st.integers(0, len(base)))] if draw(st.integers(0, 3)) == 0 else base
-        prompt = base + draw(st.lists(word, min_size=0 if base else 1, max_size=3))
-        completions = draw(st.lists(st.lists(word, min_size=1, max_size=3), min_size=1, max_size=2))
-        calls.append(call(prompt, *completions, seq=seq))
-        known += [prompt + completion for completion in completions]
-    return calls
+def test_T01_a_call_that_lost_ids_is_no_row_and_its_follower_trains_on_its_own():
+    lost = call([1, 2, 3], [21, 22, 23], seq=1, fidelity=Fidelity.BROKEN, fidelity_reason="usage says 7 tokens, 3 came")
+    after = call([1, 2, 3, 21, 22, 23, 24, 25, 26, 27, 11], [30, E], seq=2)
+    samples = cut(build([lost, after]))
+    assert [trained(row) for row in samples.samples] == [[30, E]]
+    assert samples.excluded == Counter({"broken: usage says 7 tokens, 3 came": 1})
+    assert samples.excluded_tokens == Counter({"broken: usage says 7 tokens, 3 came": 3})
 
 
-@given(calls=attempts(), shuffle=st.randoms(use_true_random=False))
-def test_tree_agrees_with_a_slow_obvious_reference(calls, shuffle):
-    shuffled = list(calls)
-    shuffle.shuffle(shuffled)
-    tree = build(shuffled)
-    everything = [branch.token_ids().tolist() for branch in tree.branches]
-    for branch in tree.branches:
-        prompt = branch.token_ids()[: branch.start].tolist()
-        prefixes = [other for other in everything if prompt[: len(other)] == other]
-        longest = max(prefixes, key=len, default=None)
-        assert (branch.parent.token_ids().tolist() if branch.parent else None) == longest
+def test_T09_context_is_the_prompt_that_was_served_tool_calls_included():
+    markup = [40, 41, 42]
+    served = [S, 10, *markup, E, NL, S, 12]  # the template rendered the tool call of an earlier turn
+    (row,) = cut(build([call(served, [20, E])])).samples
+    assert row.token_ids[: len(served)].tolist() == served
+    assert not row.loss_mask[: len(served)].any()
+    without = call([S, 10, E, NL, S, 12, 20, E, 13], [21, E], seq=2)  # the next one lacks it: another context
+    rows = cut(build([call(served, [20, E], seq=1), without])).samples
+    assert [trained(row) for row in rows] == [[20, E], [21, E]]
 
-    # Every sampled token is trained once, in the context and with the log-prob it was sampled with.
-    rows = cut(tree).samples
-    seen: Counter[tuple[object, ...]] = Counter()
-    for row in rows:
-        for position in np.flatnonzero(row.loss_mask):
-            index = int(row.call_index[position])
-            seen[(shuffled[index].id, tuple(row.token_ids[: position + 1].tolist()), row.logprobs[position])] += 1
-    expected: Counter[tuple[object, ...]] = Counter()
-    for item in calls:
-        for answer in item.choices:
-            whole = item.prompt_ids.tolist() + answer.token_ids.tolist()
-            for offset, value in enumerate(answer.logprobs):
-                expected[(item.id, tuple(whole[: len(item.prompt_ids) + offset + 1]), value)] += 1
-    assert seen == expected
-    assert all(row.token_ids.tolist() in everything for row in rows)  # nothing stitched
-    assert len(rows) == sum(all(other.parent is not branch for other in tree.branches) for branch in tree.branches)
 
-    # The order in which calls are handed over changes nothing but the numbering of calls.
-    assert [row.token_ids.tolist() for row in cut(build(calls)).samples] == [row.token_ids.tolist() for row in rows]
+def test_T09_a_tree_that_lost_tokens_of_a_prompt_is_found_out(monkeypatch):
+    def lose(trie):
+        trie.root.ids[1] = 99
+
+    monkeypatch.setattr(Trie, "trim", lose)
+    with pytest.raises(TrajectoryError, match="call c7: the tree does not hold the tokens that were recorded"):
+        build([call([S, 10, 40, 41], [20, E], seq=7)])
+
+
+def test_T10_ids_and_logprobs_that_differ_in_number_are_never_zipped():
+    seven = Choice(index=0, token_ids=np.arange(7, dtype=np.int32), logprobs=np.full(8, -1.0, dtype=np.float32))
+    with pytest.raises(TrajectoryError, match="7 token ids but 8 log-probs"):
+        build([call([S, 10], seven)])
+
+
+def test_T13_control_tokens_within_a_tools_result_split_nothing():
+    result = [50, E, NL, S, 51, NL, 52, E]  # log: <|im_end|> <|im_start|>system reward=1 <|im_end|>
+    first = call([S, 10], [20, E], seq=1)
+    second = call([S, 10, 20, E, *result, S, 13], [21, E], seq=2)
+    (row,) = cut(build([first, second])).samples
+    assert np.flatnonzero(row.loss_mask).tolist() == [2, 3, 14, 15]
+    assert trained(row) == [20, E, 21, E]
+
+
+def test_T15_arguments_written_anew_are_a_break_and_the_sampled_ones_are_trained():
+    sampled, written_anew = [60, 61, 62, E], [60, 63, 64, 65, E]
+    first = call([S, 10], sampled, seq=1)
+    echoed = call([S, 10, *written_anew, 11], [21, E], seq=2)
+    tree = build([first, echoed])
+    assert [trained(row) for row in cut(tree).samples] == [sampled, [21, E]]
+    assert tree.breaks == 1
+    reused = call([S, 10, *sampled, 11], [21, E], seq=2)  # the gateway put the sampled ids in their place
+    assert [trained(row) for row in cut(build([first, reused])).samples] == [[*sampled, 21, E]]
+
+
+def test_R02_rows_of_one_rollout_share_one_advantage_whatever_their_number():
+    three = [call([S, 10 + i], [20 + i, E], seq=i, attempt_id="r1.a1") for i in range(3)]
+    one = [call([S, 10], [30, E], attempt_id="r2.a1")]
+    rows = [
+        *build(three).samples(rollout_id="r1", group_id="g").samples,
+        *build(one).samples(rollout_id="r2", group_id="g").samples,
+    ]
+    batch = make_batch(rows, {"r1": 1.0, "r2": 0.0}, {"r1": "g", "r2": "g"}, estimator="dr_grpo")
+    advantages = [float(row.advantages[row.sample.loss_mask][0]) for row in batch.rows]
+    assert advantages == [0.5, 0.5, 0.5, -0.5]  # and not 0.25 and -0.75
+    weight = [float(row.weights.sum()) for row in batch.rows]
+    assert sum(weight[:3]) == pytest.approx(weight[3])
+
+
+def test_parallel_calls_and_an_abandoned_retry_are_branches_of_their_own():
+    first = call([S, 10], [20, E], seq=1)
+    given_up = call([S, 10, 20, E, 11], [21, E], seq=2)  # the client's retry of the same request got the answer
+    again = call([S, 10, 20, E, 11], [22, E], seq=3)
+    went_on = call([S, 10, 20, E, 11, 22, E, 12], [23, E], seq=4)
+    beside = call([S, 10, 20, E, 15], [24, E], seq=5)  # at the same time as call 4
+    tree = build([first, given_up, again, went_on, beside])
+    assert [trained(row) for row in cut(tree).samples] == [[20, E, 21, E], [22, E, 23, E], [24, E]]
+    assert tree.breaks == 0
+
+
+def test_two_interleaved_agents_of_four_turns_are_two_rows():
+    calls, talks = [], {50: [S, 50], 60: [S, 60]}
+    for turn in range(4):
+        for agent, sequence in talks.items():
+            calls.append(call(sequence, [agent + 1 + turn, E], seq=len(calls)))
+            sequence += [agent + 1 + turn, E, 70 + turn]
+    assert [int(row.loss_mask.sum()) for row in cut(build(calls)).samples] == [8, 8]
+
+
+def test_a_shared_prompt_is_held_once():
+    system = list(range(100, 200))
+    tree = build([call([*system, i], [i, E], seq=i) for i in range(10)])
+    assert (tree.tokens, tree.unique_tokens) == (10 * 103, 100 + 10 * 3)
+    assert tree.breaks == 9
+
+
+def test_calls_are_read_once_so_that_a_generator_will_do():
+    tree = build(call([S, 10 + i], [20 + i], seq=i) for i in range(3))
+    assert len(tree.branches) == 3
+
+
+def test_a_call_that_is_left_out_is_context_and_counted():
+    first = call([S, 10], [20, E], seq=1)
+    second = call([S, 10, 20, E, 11], [21, E], seq=2)
+    third = call([S, 10, 20, E, 11, 21, E, 12], [22, E], seq=3)
+    samples = cut(build([first, second, third], {"c2": "not ours", "c9": "unknown"}))
+    assert [trained(row) for row in samples.samples] == [[20, E, 22, E]]
+    assert (samples.excluded, samples.excluded_tokens) == (Counter({"not ours": 1}), Counter({"not ours": 2}))
+    last = cut(build([first, second, third], {"c3": "not ours"})).samples
+    assert [row.token_ids.tolist()[-2:] for row in last] == [[21, E]]  # nothing after the last trained answer
+
+
+def test_too_long_within_an_answer_trains_its_first_tokens():
+    calls = [call([S, 10], [20, E], seq=1), call([S, 10, 20, E, 11], [21, 22, 23, E], seq=2)]
+    samples = cut(build(calls), max_tokens=7, too_long="cut")
+    (row,) = samples.samples
+    assert (row.token_ids.tolist(), trained(row)) == ([S, 10, 20, E, 11, 21, 22], [20, E, 21, 22])
+    assert row.truncated
+    assert (samples.excluded, samples.excluded_tokens) == (Counter(), Counter(too_long=2))
+    assert not cut(build(calls), max_tokens=9, too_long="cut").samples[0].truncated
+
+
+def test_too_long_may_leave_out_the_whole_rollout():
+    calls = [call([S, 10], [20, E], seq=1), call([S, 50, 51, 52, 53], [21, E], seq=2)]
+    samples = cut(build(calls), max_tokens=6, too_long="drop_rollout")
+    assert (samples.samples, samples.excluded) == ((), Counter(too_long=2))
+    assert samples.excluded_tokens == Counter(too_long=4)
+    assert len(cut(build(calls), max_tokens=7, too_long="drop_rollout").samples) == 2
