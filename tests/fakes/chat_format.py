@@ -141,11 +141,11 @@ def byte_level(control: Sequence[str], markers: Sequence[str] = ()) -> Tokenizer
 
 def spelled_out(tokenizer: Tokenizer, text: str) -> list[int]:
     """Ids of `text` a byte each: another way to write it than `tokenizer` itself would."""
-    letters = _byte_letters()
+    letters = byte_letters()
     return [tokenizer.token_to_id(letters[byte]) for byte in text.encode()]
 
 
-def _byte_letters() -> dict[int, str]:
+def byte_letters() -> dict[int, str]:
     """GPT-2's spelling of bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     letters = {byte: chr(byte) for byte in printable}

@@ -46,10 +46,7 @@ class TokenEngine(ScriptedEngine):
         return json_answer(reply.body(), delay_s=self.delay_s)
 
     def _sampled(self, asked: dict[str, Any], chat: bool) -> Sampled:
-        if self.pick is not None:
-            ids = self.pick(self.prompt_ids)
-        else:
-            ids = self.says.popleft() if len(self.says) > 1 else self.says[0]
+        ids = self.choose(asked, chat)
         pieces = [self.renderer.text.decode([token]) for token in ids]
         calls: list[dict[str, Any]] = []
         reason = self.finish_reason
@@ -64,6 +61,12 @@ class TokenEngine(ScriptedEngine):
             reason = "tool_calls" if calls else reason
         return Sampled(pieces=pieces, ids=ids, logprobs=[-0.5] * len(ids), finish_reason=reason, tool_calls=calls)
 
+    def choose(self, asked: dict[str, Any], chat: bool) -> Ids:
+        """What is sampled after `self.prompt_ids`."""
+        if self.pick is not None:
+            return self.pick(self.prompt_ids)
+        return self.says.popleft() if len(self.says) > 1 else self.says[0]
+
     def _parsed(self, ids: Ids, tools: list[dict[str, Any]]) -> ReplyDelta:
         parser = self.renderer.parser(self.prompt_ids, tools)
         parts = [parser.feed(ids), parser.finish()]
@@ -77,4 +80,4 @@ class TokenEngine(ScriptedEngine):
 
 
 def _text(content: Any) -> str:
-    return "".join(part["text"] for part in content) if isinstance(content, list) else content or ""
+    return "\n".join(part["text"] for part in content) if isinstance(content, list) else content or ""

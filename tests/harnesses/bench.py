@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
+
+import numpy as np
 
 from fakes.gateway import RunningGateway
 from harnesses.catalog import Dialect, Harness, Variant
 from harnesses.drive import Ran, drive
-from harnesses.engine import QUOTE, RESULT, ToolUsingEngine
+from harnesses.engine import RENDERER, Remembering, ToolUsingEngine
+from harnesses.formats import write_folder
 from harnesses.install import Installed
+from harnesses.model import QUOTE, RESULT
 from outrider import trajectory
 from outrider.types import Call, CallState, Fidelity, Mode
 
@@ -21,6 +26,7 @@ STORED = {
     Dialect.RESPONSES: "openai_responses",
     Dialect.MESSAGES: "anthropic_messages",
 }
+BROKE, ENGINE = "broke: ", "engine: "  # as `Call.continuation` begins
 EXPECTED = {Mode.TRAIN: Fidelity.EXACT, Mode.EVAL: Fidelity.EXACT, Mode.RECORD: Fidelity.TEXT}
 
 
@@ -35,8 +41,12 @@ class Outcome:
     streamed: bool
     calls: int
     fidelity: dict[str, int]
+    prompts: dict[str, int]
+    """How the prompts came about, as `Call.continuation` tells it; empty where the engine made one."""
     samples: int
     """Training rows after merging calls by exact token prefix."""
+    samples_anew: int | None
+    """The same had each prompt been rendered anew, as an engine does it; None where the gateway made none."""
     problems: tuple[str, ...]
     seconds: float
     output: str
@@ -46,19 +56,52 @@ class Outcome:
         return not self.problems
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What the bench serves."""
+
+    mode: Mode = Mode.TRAIN
+    tokens: str = "gateway"
+    """Who makes the prompts: gateway or engine."""
+    format: str = "qwen"
+    """One of `formats.FORMATS`."""
+    turns: int = 2
+    """Calls that the task takes."""
+    odd_arguments: bool = False
+    thinking: bool = False
+
+    @property
+    def continues(self) -> bool:
+        return self.tokens == "gateway" and self.mode in (Mode.TRAIN, Mode.EVAL)
+
+
+DEFAULT = Setting()
+
+
 class Bench:
     """Serves while entered. Each run gets an attempt and a key of its own."""
 
-    def __init__(self, folder: Path, mode: Mode = Mode.TRAIN, *, turns: int = 2, odd_arguments: bool = False) -> None:
+    def __init__(self, folder: Path, setting: Setting = DEFAULT) -> None:
         self._folder = folder
-        self._mode = mode
-        self._turns = turns
-        self._engine = ToolUsingEngine(turns=turns, odd_arguments=odd_arguments)
+        self._setting = setting
+        self._tokenizer = write_folder(setting.format, folder / "format")
+        self._engine = ToolUsingEngine(
+            self._tokenizer,
+            turns=setting.turns,
+            odd_arguments=setting.odd_arguments,
+            thinking=setting.thinking,
+        )
         self._runs = 0
 
     def __enter__(self) -> Self:
         self._engine.__enter__()
-        self._gateway = RunningGateway(self._engine, self._folder / "store.sqlite3").__enter__()
+        self._gateway = RunningGateway(
+            self._engine,
+            self._folder / "store.sqlite3",
+            tokens=self._setting.tokens,
+            tokenizer=str(self._tokenizer),
+            renderer=RENDERER,
+        ).__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -71,19 +114,21 @@ class Bench:
         work = self._folder / attempt
         work.mkdir()
         # As a trainer does; a harness that asks for temperature 0 would give nothing to train on.
-        key = self._gateway.open(attempt, mode=self._mode, sampling={"temperature": 1.0})
+        key = self._gateway.open(attempt, mode=self._setting.mode, sampling={"temperature": 1.0})
         asked = len(self._engine.received)
         ran = drive(harness, variant, installed, url=f"{self._gateway.base_url}/s/{key}", work=work)
         self._gateway.store.seal(attempt)
         calls = self._gateway.store.calls(attempt)
-        rows = trajectory.build(calls).samples(rollout_id=attempt, group_id=harness.name).samples
         problems = problems_of_run(ran)
-        if self._mode is Mode.PASSTHROUGH:
+        if self._setting.mode is Mode.PASSTHROUGH:
             count = len(self._engine.received) - asked
             problems += ["recorded in passthrough mode"] if calls else []
         else:
             count = len(calls)
-            problems += problems_of_calls(calls, variant, EXPECTED[self._mode], turns=self._turns)
+            problems += problems_of_calls(calls, variant, EXPECTED[self._setting.mode], turns=self._setting.turns)
+        if self._setting.continues and not self._setting.thinking:  # most harnesses send no reasoning back
+            problems += problems_of_prompts(calls, variant)
+        anew = rendered_anew(calls, self._engine.renderer) if self._setting.continues else None
         return Outcome(
             harness=harness.name,
             version=harness.version,
@@ -92,11 +137,27 @@ class Bench:
             streamed=variant.streamed,
             calls=count,
             fidelity=dict(Counter(call.fidelity.value for call in calls)),
-            samples=len(rows),
+            prompts=dict(Counter(call.continuation for call in calls)),
+            samples=count_samples(calls),
+            samples_anew=None if anew is None else count_samples(anew),
             problems=tuple(problems),
             seconds=ran.seconds,
             output=ran.output,
         )
+
+
+def count_samples(calls: Sequence[Call]) -> int:
+    return len(trajectory.build(calls).samples(rollout_id="rollout", group_id="group").samples)
+
+
+def rendered_anew(calls: Sequence[Call], renderer: Remembering) -> list[Call]:
+    """The same calls had the engine rendered each history."""
+    made = []
+    for call in calls:
+        exact = call.prompt_ids is not None and call.continuation
+        prompt_ids = renderer.anew(call.prompt_ids) if exact else call.prompt_ids
+        made.append(call if prompt_ids is None else replace(call, prompt_ids=np.array(prompt_ids, dtype=np.int32)))
+    return made
 
 
 def problems_of_run(ran: Ran) -> list[str]:
@@ -126,3 +187,18 @@ def problems_of_calls(calls: list[Call], variant: Variant, expected: Fidelity, *
         if call.streamed is not variant.streamed:
             found.append(f"{what} was {'streamed' if call.streamed else 'plain'}, unlike its entry in the catalog")
     return found
+
+
+def problems_of_prompts(calls: list[Call], variant: Variant) -> list[str]:
+    """Does each conversation go on with its own tokens, but for what the catalog says of this harness?"""
+    gone_on = {"opened", "continued"}
+    found = {call.continuation for call in calls} - gone_on
+    expected = {BROKE + cause for cause in variant.rewrites}
+    expected |= {ENGINE + variant.left_to_engine} if variant.left_to_engine else set()
+    return [
+        *(
+            f"unlike its entry in the catalog: {one or 'a prompt that the engine made'}"
+            for one in sorted(found - expected)
+        ),
+        *(f"its entry in the catalog tells of {one}, which did not come" for one in sorted(expected - found)),
+    ]

@@ -8,8 +8,10 @@ folder that the harness runs in, and `$prompt` the task.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+from outrider.types import Break
 
 PROMPT = "What is 41235 + 27184? Find out with the tool, then tell me."
 
@@ -38,6 +40,10 @@ class Variant:
     """Beside the base URL and the API key, which `environment` sets."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Files to write into `$work` before the start."""
+    rewrites: tuple[Break, ...] = ()
+    """What it does to its history, so that a conversation can't go on with its tokens."""
+    left_to_engine: str = ""
+    """What it asks for, so that the gateway can't make its prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +72,7 @@ def program(name: str, dialect: Dialect, *arguments: str, streamed: bool = False
     return Variant(dialect=dialect, streamed=streamed, command=command, label=label)
 
 
+FORCED = "a forced tool call"
 LITELLM = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
 SDKS = (
@@ -146,9 +153,13 @@ FRAMEWORKS = (
         name="smolagents",
         requirements=("smolagents[openai]==1.26.0",),
         variants=(
-            program("smolagents_agent", Dialect.CHAT),
-            program("smolagents_agent", Dialect.CHAT, streamed=True),
-            program("smolagents_agent", Dialect.CHAT, "code", label="code agent"),
+            replace(program("smolagents_agent", Dialect.CHAT), left_to_engine=FORCED),
+            replace(program("smolagents_agent", Dialect.CHAT, streamed=True), left_to_engine=FORCED),
+            # It writes "Calling tools: …" behind what the model said.
+            replace(
+                program("smolagents_agent", Dialect.CHAT, "code", label="code agent"),
+                rewrites=(Break.HISTORY_REWRITTEN,),
+            ),
         ),
     ),
     Harness(

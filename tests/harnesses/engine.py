@@ -1,222 +1,130 @@
-"""A scripted engine that plays a model well enough to take any harness through one task with a tool.
+"""A scripted engine that plays `harnesses.model` in ids: over ``/v1/completions`` and over chat.
 
-A request that offers tools gets a call to the simplest one until there are results enough; then comes a final answer
-that quotes the last result, or a call to the tool that the harness ends a run with. Harnesses that put their protocol
-into plain text get plain text. The engine speaks chat completions alone: other dialects are the gateway's to translate.
+Who sends ids does not say what they stand for, and some templates leave the tools out. So gateway and engine share one
+renderer, which remembers what it was asked to render.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from fakes.engine import Answer, Json, Received, Reply, Sampled, ScriptedEngine, json_answer, sse
+import numpy as np
 
-FIRST, SECOND = 41235, 27184
-RESULT = str(FIRST + SECOND)
-"""What the last call to the tool gives; it stands nowhere else, so whoever tells it has got it from the tool."""
-QUOTE = "The tool said: "
-"""Begins every final answer; the tool's own words follow."""
+from fakes.engine import Json
+from fakes.token_engine import Ids, TokenEngine
+from harnesses.model import CALL, CALL_END, Say, Use, decide, render_call
+from outrider.renderers.library import AutoRenderer
+from outrider.types import Break
+from outrider.wire import ReplyParser
 
-MARK_START, MARK_END = "<|im_start|>", "<|im_end|>"
-_PIECES = re.compile(r"<\|im_(?:start|end)\|>|\w+|\s+|[^\w\s]")
-
-# By name, best first. Shells come before everything else that a coding agent offers.
-PREFERRED = ("add", "bash", "exec_command", "run_shell_command", "terminal", "execute", "exec")
-NEVER = {"final_answer", "finish", "think", "task", "agent", "skill"}
-SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"  # mini-swe-agent ends when a command prints this first
+END = "<|im_end|>"
+RENDERER = "harnesses.engine:remembering"
+"""What a gateway is given as its renderer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Say:
-    text: str
+class Remembering:
+    """Satisfies `wire.Renderer`; knows of each prompt which messages, tools and options it was made of."""
+
+    def __init__(self, folder: Path) -> None:
+        self._inner = AutoRenderer(folder)
+        self.text = self._inner.text
+        self._asked: dict[bytes, tuple[list[Json], list[Json], Json]] = {}
+
+    def asked(self, prompt_ids: Sequence[int]) -> tuple[list[Json], list[Json], Json]:
+        """Raises `KeyError` for a prompt that was not made here."""
+        return self._asked[_key(prompt_ids)]
+
+    def anew(self, prompt_ids: Sequence[int]) -> list[int]:
+        """The ids of the same prompt where the whole history is rendered, as engines do."""
+        return list(self._inner.render(*self.asked(prompt_ids)))
+
+    def head(self, tools: Sequence[Json], options: Json) -> Json:
+        return dict(self._inner.head(tools, options))
+
+    def render(self, messages: Sequence[Json], tools: Sequence[Json], options: Json) -> list[int]:
+        ids = list(self._inner.render(messages, tools, options))
+        self._asked[_key(ids)] = list(messages), list(tools), dict(options)
+        return ids
+
+    def extend(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        history: Sequence[Json],
+        reply: Json,
+        new: Sequence[Json],
+        tools: Sequence[Json],
+        options: Json,
+    ) -> list[int] | Break:
+        found = self._inner.extend(prompt_ids, completion_ids, history, reply, new, tools, options)
+        if not isinstance(found, Break):
+            self._asked[_key(found)] = [*history, reply, *new], list(tools), dict(options)
+        return found
+
+    def parser(self, prompt_ids: Sequence[int], tools: Sequence[Json]) -> ReplyParser:
+        return self._inner.parser(prompt_ids, tools)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
-    tool: str
-    arguments: Json
+@lru_cache(maxsize=4)
+def remembering(folder: Path) -> Remembering:
+    """One for each folder: a gateway and an engine that name the same folder get the same one."""
+    return Remembering(folder)
 
 
-@dataclass(slots=True)
-class Vocabulary:
-    """Gives each piece of text an id at first sight, so that equal texts have equal ids."""
-
-    ids: dict[str, int] = field(default_factory=dict)
-
-    def encode(self, text: str) -> tuple[list[str], list[int]]:
-        pieces = _PIECES.findall(text)
-        return pieces, [self.ids.setdefault(piece, len(self.ids)) for piece in pieces]
+def _key(ids: Sequence[int]) -> bytes:
+    return np.asarray(ids, dtype=np.int32).tobytes()
 
 
-class ToolUsingEngine(ScriptedEngine):
-    """Plays `turns` calls a task. With `odd_arguments` it spaces JSON as no serialiser does, so that a history that is
-    rendered anew differs from its tokens."""
+class ToolUsingEngine(TokenEngine):
+    """Plays `turns` calls a task."""
 
-    def __init__(self, *, turns: int = 2, odd_arguments: bool = False) -> None:
-        super().__init__()
+    def __init__(self, folder: Path, *, turns: int = 2, odd_arguments: bool = False, thinking: bool = False) -> None:
+        """With `odd_arguments` it writes calls as no serialiser does, in pieces as no tokenizer would cut them, so that
+        a history that is rendered anew differs from its tokens. With `thinking` it reasons before each answer."""
+        super().__init__(remembering(folder))
         self._turns = turns
-        self._separators = (" ,  ", " :  ") if odd_arguments else (", ", ": ")
-        self._vocabulary = Vocabulary()
+        self._odd = odd_arguments
+        self._thinking = thinking
 
-    def default(self, received: Received) -> Answer:
-        if received.path != "/v1/chat/completions":
-            return super().default(received)
-        asked = received.json
-        _, prompt_ids = self._vocabulary.encode(render(asked))
-        sampled = self._sample(decide(asked, self._turns), call_id=f"call_{len(self.received):08d}")
-        reply = Reply(
-            asked=asked, chat=True, sampled=[sampled], prompt_ids=prompt_ids, id=f"chatcmpl-{len(self.received)}"
-        )
-        if asked.get("stream"):
-            return Answer(headers={"content-type": "text/event-stream; charset=utf-8"}, chunks=sse(*reply.chunks()))
-        return json_answer(reply.body())
+    def choose(self, asked: Json, chat: bool) -> Ids:
+        said = asked
+        if not chat:
+            messages, tools, _ = self.renderer.asked(self.prompt_ids)
+            said = {**asked, "messages": messages, "tools": tools}
+        decision = decide(said, self._turns)
+        thought = self.renderer.text.encode("<think>\nOne step.\n</think>\n\n") if self._thinking else []
+        return [*thought, *self._spell(decision), *self.renderer.text.encode(END)]
 
-    def _sample(self, decision: Say | Use, *, call_id: str) -> Sampled:
+    def _spell(self, decision: Say | Use) -> Ids:
+        encode = self.renderer.text.encode
         if isinstance(decision, Say):
-            pieces, ids = self._vocabulary.encode(decision.text + MARK_END)
-            return Sampled(pieces=[*pieces[:-1], ""], ids=ids, logprobs=[-0.5] * len(ids))
-        arguments = json.dumps(decision.arguments, separators=self._separators)
-        _, ids = self._vocabulary.encode(render_call(decision.tool, arguments) + MARK_END)
-        call = {"id": call_id, "type": "function", "function": {"name": decision.tool, "arguments": arguments}}
-        return Sampled(
-            pieces=[""] * len(ids),
-            ids=ids,
-            logprobs=[-0.5] * len(ids),
-            finish_reason="tool_calls",
-            tool_calls=[call],
-        )
+            return encode(decision.text)
+        if not self._odd:
+            return encode(render_call(decision.tool, json.dumps(decision.arguments)))
+        written = render_call(decision.tool, write_oddly(decision.arguments))
+        inside = written.removeprefix(CALL).removesuffix(CALL_END)
+        pieces = [inside[at : at + 3] for at in range(0, len(inside), 3)]
+        return [i for piece in (CALL, *pieces, CALL_END) for i in encode(piece)]
 
 
-# -- the chat template -------------------------------------------------------------------------------------------------
+def write_oddly(value: Any) -> str:
+    """JSON that means `value`, with the spaces, the escapes and the order of keys that no serialiser writes."""
+    if isinstance(value, dict):
+        entries = [f"{_escaped(key)} :  {write_oddly(one)}" for key, one in reversed(value.items())]
+        return "{ " + " ,  ".join(entries) + "}"
+    if isinstance(value, list):
+        return "[" + " ,".join(write_oddly(one) for one in value) + " ]"
+    return _escaped(value) if isinstance(value, str) else json.dumps(value)
 
 
-def render(asked: Json) -> str:
-    """The prompt of a chat request, in the manner of common templates: arguments are parsed and written anew."""
-    parts = [f"{MARK_START}tools\n{json.dumps(asked.get('tools') or [])}{MARK_END}\n"]
-    for message in asked["messages"]:
-        body = text_of(message.get("content"))
-        for call in message.get("tool_calls") or ():
-            function = call["function"]
-            body += render_call(function["name"], json.dumps(json.loads(function["arguments"])))
-        parts.append(f"{MARK_START}{message['role']}\n{body}{MARK_END}\n")
-    return "".join(parts) + f"{MARK_START}assistant\n"
-
-
-def render_call(name: str, arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-
-
-def text_of(content: Any) -> str:
-    """The text of a message's content, given as a string or as blocks."""
-    if isinstance(content, list):
-        return "\n".join(str(block.get("text") or "") for block in content)
-    return content or ""
-
-
-# -- what the model does -----------------------------------------------------------------------------------------------
-
-
-def decide(asked: Json, turns: int = 2) -> Say | Use:
-    """What the model answers in a conversation that is to have `turns` calls, the last one with the answer."""
-    messages = asked["messages"]
-    tools = {tool["function"]["name"]: tool["function"] for tool in asked.get("tools") or () if "function" in tool}
-    results = tool_results(messages)
-    missing = turns - 1 - len(results)
-    prompt = "\n".join(text_of(message.get("content")) for message in messages if message["role"] != "assistant")
-    if not tools:
-        return decide_in_text(asked, prompt, results, missing)
-    if missing > 0:
-        chosen = simplest(tools)
-        return Use(tool=chosen["name"], arguments=Sum(missing).fill(chosen.get("parameters") or {}))
-    answer = QUOTE + results[-1]
-    if SUBMIT in prompt and "bash" in tools:
-        return Use(tool="bash", arguments={"command": submission(answer)})
-    if "final_answer" in tools:
-        return Use(tool="final_answer", arguments={"answer": answer})
-    return Say(text=answer)
-
-
-def decide_in_text(asked: Json, prompt: str, results: Sequence[str], missing: int) -> Say:
-    """For requests without tools in the protocol: they stand in the prompt, or only a text is wanted."""
-    schema = ((asked.get("response_format") or {}).get("json_schema") or {}).get("schema")
-    if schema:
-        return Say(text=json.dumps(Sum(1).fill(schema)))
-    if SUBMIT in prompt:
-        command = Sum(missing).command if missing > 0 else submission(QUOTE + results[-1])
-        return Say(text=f"THOUGHT: one step.\n\n```mswea_bash_command\n{command}\n```")
-    if "final_answer(" in prompt:  # smolagents' CodeAgent
-        numbers = Sum(missing).numbers
-        step = f"print(add({numbers['a']}, {numbers['b']}))"
-        code = step if missing > 0 else f"final_answer({QUOTE + results[-1]!r})"
-        return Say(text=f"Thought: one step.\n<code>\n{code}\n</code>")
-    offered = re.search(r"<tools>\s*(\{.*\})", prompt)
-    if offered and missing > 0:
-        tool = json.loads(offered[1])
-        function = tool.get("function", tool)
-        return Say(text=render_call(function["name"], json.dumps(Sum(missing).fill(function["parameters"]))))
-    return Say(text=QUOTE + results[-1] if results else "A sum")
-
-
-def tool_results(messages: Sequence[Json]) -> list[str]:
-    """What the tools said, each in one line. Some harnesses tell it in a message of the user."""
-    found = []
-    for message in messages:
-        text = text_of(message.get("content"))
-        in_text = message["role"] == "user" and re.search(r"<tool_response>|Observation:|<returncode>", text)
-        if message["role"] == "tool" or in_text:
-            found.append(" ".join(text.split())[-300:])
-    return found
-
-
-def simplest(tools: dict[str, Json]) -> Json:
-    for name in PREFERRED:
-        for offered, function in tools.items():
-            if offered.lower() == name:
-                return function
-    usable = [function for name, function in tools.items() if name.lower() not in NEVER]
-    return min(usable, key=lambda function: len((function.get("parameters") or {}).get("required") or ()))
-
-
-def submission(answer: str) -> str:
-    return f"printf '%s\\n' {SUBMIT} {shlex.quote(answer)}"
-
-
-class Sum:
-    """Arguments for the tool with `missing` results to come. The last sum is `RESULT`; all differ, since harnesses stop
-    a model that repeats itself."""
-
-    def __init__(self, missing: int) -> None:
-        self.numbers = {"a": FIRST, "b": SECOND + 1 - missing}
-        self.command = f"expr {FIRST} + {SECOND + 1 - missing}"
-        # Codex's freeform tool takes JavaScript; a gateway gives a freeform tool one argument called `input`.
-        self.script = f"text(JSON.stringify(await tools.exec_command({json.dumps({'cmd': self.command})})));"
-
-    def fill(self, schema: Any, name: str = "") -> Any:
-        """A value that fits a JSON schema, with what it requires and no more."""
-        if isinstance(schema, list):  # Qwen-Agent may describe parameters as a list
-            return {entry["name"]: self.fill(entry, entry["name"]) for entry in schema}
-        for choice in ("anyOf", "oneOf", "allOf"):
-            if schema.get(choice):
-                return self.fill(schema[choice][0], name)
-        if schema.get("enum"):
-            return schema["enum"][0]
-        kind = schema.get("type", "string")
-        kind = kind[0] if isinstance(kind, list) else kind
-        if kind == "object":
-            properties = schema.get("properties") or {}
-            shell = [name for name in ("command", "cmd") if name in properties]
-            wanted = dict.fromkeys([*(schema.get("required") or ()), *shell])
-            return {key: self.fill(properties.get(key) or {}, key) for key in wanted}
-        if kind == "array":
-            return self.command.split() if name == "command" else [self.fill(schema.get("items") or {}, name)]
-        plain = {"integer": self.numbers.get(name, 1), "number": self.numbers.get(name, 1), "boolean": False}
-        return None if kind == "null" else plain.get(kind, self._text(name))
-
-    def _text(self, name: str) -> str:
-        texts = {"command": self.command, "cmd": self.command, "input": self.script, "security_risk": "LOW"}
-        return texts.get(name, "add two numbers")
+def _escaped(text: str) -> str:
+    """Every third character as an escape."""
+    written = (
+        f"\\u{ord(one):04x}" if at % 3 == 1 and ord(one) < 0x10000 else json.dumps(one)[1:-1]
+        for at, one in enumerate(text)
+    )
+    return '"' + "".join(written) + '"'

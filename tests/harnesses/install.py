@@ -47,7 +47,7 @@ def cache_root() -> Path:
 def install(harness: Harness) -> Installed:
     """The installed harness, from the cache where it is there whole. Raises `InstallError`."""
     root = cache_root() / harness.name
-    with _locked(root):
+    with locked(root):
         found = _stamp(root)
         if found is None or found["requirements"] != list(harness.requirements):
             found = _install_anew(harness, root)
@@ -119,7 +119,7 @@ def _stamp(root: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _locked(root: Path) -> Iterator[None]:
+def locked(root: Path) -> Iterator[None]:
     """One installer at a time, also across processes."""
     root.parent.mkdir(parents=True, exist_ok=True)
     with root.with_suffix(".lock").open("w") as file:

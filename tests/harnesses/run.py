@@ -16,9 +16,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from harnesses.bench import Bench, Outcome
+from harnesses.bench import Bench, Outcome, Setting
 from harnesses.catalog import HARNESSES, Dialect, Harness, Variant
 from harnesses.drive import drive
+from harnesses.formats import FORMATS
 from harnesses.install import Installed, InstallError, install, is_cached
 from harnesses.table import to_json, to_markdown
 from outrider.types import Mode
@@ -51,7 +52,12 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--dialect", type=Dialect, action="append", default=[], help="chat, responses or messages")
     parser.add_argument("--mode", type=Mode, default=Mode.TRAIN, help="train (default), eval, record or passthrough")
     parser.add_argument("--turns", type=int, default=2, help="calls that the task takes (default 2)")
-    parser.add_argument("--odd-arguments", action="store_true", help="the model spaces its JSON unusually")
+    parser.add_argument("--odd-arguments", action="store_true", help="the model writes JSON as no serialiser does")
+    parser.add_argument("--thinking", action="store_true", help="the model reasons before each answer")
+    parser.add_argument(
+        "--tokens", choices=("gateway", "engine"), default="gateway", help="who makes the prompts (default gateway)"
+    )
+    parser.add_argument("--format", choices=FORMATS, default="qwen", help="chat format of the model (default qwen)")
     parser.add_argument(
         "--direct", metavar="URL", help="no gateway: this base URL, without /v1; checks exit status only"
     )
@@ -82,7 +88,15 @@ def wanted(harness: Harness, dialects: Sequence[Dialect]) -> list[Variant]:
 def run_all(runs: Sequence[tuple[Harness, Variant]], options: argparse.Namespace, folder: Path) -> int:
     outcomes: list[Outcome] = []
     installs: dict[str, Installed] = {}
-    with Bench(folder, options.mode, turns=options.turns, odd_arguments=options.odd_arguments) as bench:
+    setting = Setting(
+        mode=options.mode,
+        tokens=options.tokens,
+        format=options.format,
+        turns=options.turns,
+        odd_arguments=options.odd_arguments,
+        thinking=options.thinking,
+    )
+    with Bench(folder, setting) as bench:
         for harness, variant in runs:
             print(f"{harness.name}: {variant.dialect.value}{' streamed' * variant.streamed} …", file=sys.stderr)
             try:
@@ -108,7 +122,9 @@ def not_installed(harness: Harness, variant: Variant, error: InstallError) -> Ou
         streamed=variant.streamed,
         calls=0,
         fidelity={},
+        prompts={},
         samples=0,
+        samples_anew=None,
         problems=(f"not installed: {' '.join(str(error).split())[-300:]}",),
         seconds=0.0,
         output="",

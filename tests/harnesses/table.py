@@ -6,10 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from harnesses.bench import Outcome
+from harnesses.bench import BROKE, ENGINE, Outcome
 from harnesses.install import Installed
 
-HEAD = ("harness", "version", "dialect", "streamed", "calls", "fidelity", "samples", "seconds", "install", "result")
+HEAD = (
+    *("harness", "version", "dialect", "streamed", "calls", "fidelity", "conversations", "samples", "rendered anew"),
+    *("breaks", "seconds", "install", "result"),
+)
 
 
 def to_markdown(outcomes: Sequence[Outcome], installs: Mapping[str, Installed]) -> str:
@@ -24,13 +27,22 @@ def to_markdown(outcomes: Sequence[Outcome], installs: Mapping[str, Installed]) 
                 "yes" if outcome.streamed else "no",
                 str(outcome.calls),
                 ", ".join(f"{count} {name}" for name, count in outcome.fidelity.items()) or "–",
+                str(outcome.prompts.get("opened", 0)) if outcome.samples_anew is not None else "–",
                 str(outcome.samples),
+                "–" if outcome.samples_anew is None else str(outcome.samples_anew),
+                breaks(outcome),
                 f"{outcome.seconds:.0f}",
                 f"{installed.seconds:.0f} s, {installed.bytes >> 20} MiB" if installed else "–",
                 "ok" if outcome.ok else "; ".join(outcome.problems).replace("|", "/"),
             )
         )
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def breaks(outcome: Outcome) -> str:
+    found = [f"{count} {how.removeprefix(BROKE)}" for how, count in outcome.prompts.items() if how.startswith(BROKE)]
+    left = [f"{count} left to {how}" for how, count in outcome.prompts.items() if how.startswith(ENGINE)]
+    return ", ".join(found + left) or "–"
 
 
 def to_json(outcomes: Sequence[Outcome], installs: Mapping[str, Installed]) -> str:

@@ -139,8 +139,14 @@ def test_an_answer_is_parsed_by_the_library(library, text, found, each):
 
 
 def test_a_call_that_is_none_is_shown_as_it_was_written(library):
-    assert "{bad" in parse(library, "x <tool_call>{bad</tool_call><|im_end|>")[1]
-    assert "add" in parse(library, CALL, tools=[])[1]
+    assert parse(library, "x <tool_call>{bad</tool_call><|im_end|>")[1] == "x<tool_call>{bad</tool_call>"
+
+
+@pytest.mark.parametrize("each", [1, 3, 1000])
+@pytest.mark.parametrize("text", [CALL, f"Let me see.\n{CALL}\n{CALL} and more", f"{CALL} after"])
+def test_without_tools_a_call_is_text(library, text, each):
+    """Agents that put their protocol into the prompt read the calls themselves."""
+    assert parse(library, f"<think>\nhm\n</think>\n\n{text}<|im_end|>", tools=[], each=each) == ("hm", text, ())
 
 
 def test_template_options_reach_the_library(library):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from outrider.gateway.capture import capture
-from outrider.gateway.continuation.request import SPELLED, spells_control_tokens
+from outrider.gateway.continuation.request import left_to_engine
 from outrider.gateway.continuation.turns import Turn
 from outrider.gateway.sessions import Access
-from outrider.types import Call, CallState
+from outrider.types import Call, CallState, Retry
 from outrider.wire import Dialect, ReplyReader, UpstreamRequest, WireRequest
 
 
@@ -24,8 +24,9 @@ class CallRecord:
         request: WireRequest,
         prepared: UpstreamRequest,
         turn: Turn | None,
+        left: str,
     ) -> None:
-        """`turn` is there where the gateway has made the prompt itself."""
+        """`turn` is there where the gateway has made the prompt itself; `left` says why it could not, if it tried."""
         self.id = id
         self.dialect = dialect
         self.access = access
@@ -39,16 +40,27 @@ class CallRecord:
         self.response = b""
         self.error = ""
         self.first_token_s: float | None = None
+        self.finished = False
+        """`finish` was called."""
+        self.replica = ""
+        self.retries: tuple[Retry, ...] = ()
         self._request = request
+        self._left = left
         self._version_start: int | None = None
         self._started_at = 0.0
         self._began = 0.0
 
+    @property
+    def begun(self) -> bool:
+        """It was sent."""
+        return self._began > 0
+
     def begin(self, *, version: int | None) -> None:
-        """It goes upstream now, under this policy version."""
+        """It goes upstream now, under this policy version; perhaps not for the first time."""
         self._version_start = version
-        self._started_at = time.time()
-        self._began = time.monotonic()
+        if not self.begun:
+            self._started_at = time.time()
+            self._began = time.monotonic()
 
     def first_token(self) -> None:
         """The first event with data came."""
@@ -63,13 +75,18 @@ class CallRecord:
         self.state = CallState.CANCELLED
         self.error = "the client left"
 
+    def interrupted(self) -> None:
+        self.state = CallState.INTERRUPTED
+        self.error = "the gateway was stopped"
+
     def _continuation(self) -> str:
         if self.turn is not None:
             return self.turn.outcome
-        return SPELLED if self.access.ours and spells_control_tokens(self._request.body) else ""
+        return left_to_engine(self._left, self._request.body) if self.access.ours else ""
 
     def finish(self, *, version: int | None) -> Call:
         """`version` is the policy version now, at the end."""
+        self.finished = True
         failure = "" if self.state is CallState.COMPLETE else self.error or self.state.value
         captured = capture(self.reader.result(), failure=failure)
         return Call(
@@ -95,4 +112,6 @@ class CallRecord:
             first_token_s=self.first_token_s,
             error=self.error,
             continuation=self._continuation(),
+            replica=self.replica,
+            retries=self.retries,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from dataclasses import replace
 
@@ -10,15 +11,18 @@ from outrider.errors import StoreBusy, StoreError
 from outrider.gateway.admission import Admission, Refused
 from outrider.gateway.continuation.turns import Continuation
 from outrider.gateway.counters import Counters
+from outrider.gateway.delivery import Delivery, Outgoing, Route
 from outrider.gateway.exchange import JSON_TYPE, Exchange, Headers, end_to_end
 from outrider.gateway.grouping import Chains, is_kept
 from outrider.gateway.options import GatewayOptions
 from outrider.gateway.recall import Recall, new_call_id
 from outrider.gateway.record import CallRecord
-from outrider.gateway.recorded import RecordedCall, client_left
+from outrider.gateway.recorded import RecordedCall, client_left, tell
 from outrider.gateway.redact import Redactor
+from outrider.gateway.replicas import Replicas
+from outrider.gateway.retry import RetryPolicy
 from outrider.gateway.sessions import TRAJECTORY_HEADER, TRAJECTORY_PREFIX, Access, is_attempt_key, token_of
-from outrider.gateway.upstream import Upstream, UpstreamCall, UpstreamError
+from outrider.gateway.upstream_errors import UpstreamError
 from outrider.protocols import Store
 from outrider.types import Call, Mode
 from outrider.wire import Dialect, TokenCounter, WireRequest
@@ -35,7 +39,7 @@ class Relay:
 
     def __init__(
         self,
-        upstream: Upstream,
+        replicas: Replicas,
         store: Store,
         admission: Admission,
         counters: Counters,
@@ -44,7 +48,12 @@ class Relay:
     ) -> None:
         """`continuation` makes the prompts of calls that are trained on or evaluated; without it the engine does.
         Raises `SetupError`."""
-        self._upstream = upstream
+        self._route = Route(
+            replicas=replicas,
+            admission=admission,
+            policy=RetryPolicy(retries=options.upstream_retries, budget_s=options.upstream_retry_s),
+            total_s=options.upstream_timeout_s,
+        )
         self._store = store
         self._admission = admission
         self._counters = counters
@@ -58,21 +67,18 @@ class Relay:
         self._continuation = continuation
         self._recall = Recall(store)
 
-    async def forward(self, exchange: Exchange, target: bytes, dialect: Dialect) -> None:
+    async def forward(self, exchange: Exchange, target: bytes, dialect: Dialect, access: Access) -> None:
         """Pass a call through and keep nothing. `dialect` words the errors that are the gateway's own."""
-        await self._forward(exchange, target, dialect, await exchange.body(self._max_body_bytes))
+        await self._forward(exchange, target, dialect, access, await exchange.body(self._max_body_bytes))
 
-    async def _forward(self, exchange: Exchange, target: bytes, dialect: Dialect, body: bytes) -> None:
-        call = self._upstream.call(exchange.method, target, _request_headers(exchange, _DROP), body)
-        exchange.watch(call.abort)
+    async def _forward(self, exchange: Exchange, target: bytes, dialect: Dialect, access: Access, body: bytes) -> None:
+        outgoing = Outgoing(exchange.method, target, _request_headers(exchange, _DROP), body)
+        delivery = Delivery(self._route, exchange, outgoing, pin=access.attempt_id, repeatable=False)
+        exchange.watch(delivery.abort)
         try:
-            await self._admission.enter(exchange)
-            try:
-                await _pass_on(exchange, call, dialect)
-            finally:
-                self._admission.leave()
+            await _pass_on(exchange, delivery, dialect)
         finally:
-            call.abort()
+            delivery.close()
             exchange.unwatch()
             self._counters.forwarded()
 
@@ -82,7 +88,7 @@ class Relay:
         request = dialect.parse(exchange.plain(body, self._max_body_bytes))
         access = self._sampled(access, request)
         if access.mode is Mode.PASSTHROUGH and not dialect.translated:
-            await self._forward(exchange, target, dialect, body)
+            await self._forward(exchange, target, dialect, access, body)
             return
         if self._pack_answers:
             exchange.pack()
@@ -97,24 +103,30 @@ class Relay:
             owner=access.owner,
             call_id=call_id,
         )
-        turn = None
+        turn, left = None, ""
         if tokens and self._continuation is not None:
-            turn = await self._continuation.turn(access.attempt_id, prepared, target)
+            turn, left = await self._continuation.turn(access.attempt_id, prepared, target)
         headers = _translated_headers(exchange) if prepared.path else _recorded_headers(exchange)
         path = turn.path if turn is not None else prepared.path
         sent = turn.body() if turn is not None else prepared.body
-        call = self._upstream.call(exchange.method, path.encode() or target, headers, sent)
-        record = CallRecord(id=call_id, dialect=dialect, access=access, request=request, prepared=prepared, turn=turn)
-        exchange.watch(lambda: client_left(call, record))
+        record = CallRecord(
+            id=call_id, dialect=dialect, access=access, request=request, prepared=prepared, turn=turn, left=left
+        )
+        delivery = Delivery(
+            self._route,
+            exchange,
+            Outgoing(exchange.method, path.encode() or target, headers, sent),
+            pin=access.attempt_id,
+            on_send=lambda: record.begin(version=self._admission.version if tokens else None),
+        )
+        exchange.watch(lambda: client_left(delivery, record))
         try:
-            await self._admission.enter(exchange)
-            record.begin(version=self._admission.version if tokens else None)
-            try:
-                await RecordedCall(exchange, call, record, self._commit).run()
-            finally:
-                self._admission.leave()
+            await RecordedCall(exchange, delivery, record, self._commit).run()
+        except asyncio.CancelledError:
+            self._interrupted(record)
+            raise
         finally:
-            call.abort()
+            delivery.close()
             exchange.unwatch()
 
     def _sampled(self, access: Access, request: WireRequest) -> Access:
@@ -125,7 +137,7 @@ class Relay:
         if is_kept(name, self._sample_rate):
             return replace(access, attempt_id=name)
         self._counters.unsampled()
-        return replace(access, mode=Mode.PASSTHROUGH)
+        return replace(access, attempt_id=name, mode=Mode.PASSTHROUGH)
 
     async def count(self, exchange: Exchange, dialect: TokenCounter, access: Access) -> None:
         """Answer how many tokens a prompt has; nothing is recorded. Raises `RequestError`."""
@@ -137,20 +149,17 @@ class Relay:
                 reply = dialect.count_reply(200, b'{"usage":{"prompt_tokens":%d}}' % tokens)
                 await exchange.respond(reply.status, [JSON_TYPE], reply.body)
                 return
-        call = self._upstream.call("POST", asked.path.encode(), _translated_headers(exchange), asked.body)
-        exchange.watch(call.abort)
+        outgoing = Outgoing("POST", asked.path.encode(), _translated_headers(exchange), asked.body)
+        delivery = Delivery(self._route, exchange, outgoing, pin=access.attempt_id)
+        exchange.watch(delivery.abort)
         try:
-            await self._admission.enter(exchange)
-            try:
-                await call.start()
-                reply = dialect.count_reply(call.status, await call.read())
-                await exchange.respond(reply.status, [JSON_TYPE], reply.body)
-            finally:
-                self._admission.leave()
+            call = await delivery.start()
+            reply = dialect.count_reply(call.status, await call.read())
+            await exchange.respond(reply.status, [JSON_TYPE], reply.body)
         except UpstreamError as error:
-            await _tell(exchange, dialect, error)
+            await tell(exchange, dialect, error)
         finally:
-            call.abort()
+            delivery.close()
             exchange.unwatch()
 
     async def _commit(self, record: CallRecord) -> None:
@@ -176,27 +185,33 @@ class Relay:
         if record.turn is not None:
             record.turn.committed(call)
 
+    def _interrupted(self, record: CallRecord) -> None:
+        """Keep what there is of a call that ends with the process, if no outcome of it is on its way to the store."""
+        if record.finished or not record.begun or record.access.mode is Mode.PASSTHROUGH:
+            return
+        record.interrupted()
+        call = record.finish(version=self._admission.version if record.access.ours else None)
+        if record.access.mode in self._redact:
+            call, _ = self._redactor.call(call, record.access.credentials)
+        with contextlib.suppress(StoreError):
+            self._store.append_call(call)  # closing the store waits for it
+
     async def _redacted(self, call: Call, access: Access) -> tuple[Call, Counter[str]]:
         if len(call.request) + len(call.response) < LONG_BODY:
             return self._redactor.call(call, access.credentials)
         return await asyncio.to_thread(self._redactor.call, call, access.credentials)  # others go on meanwhile
 
 
-async def _pass_on(exchange: Exchange, call: UpstreamCall, dialect: Dialect) -> None:
+async def _pass_on(exchange: Exchange, delivery: Delivery, dialect: Dialect) -> None:
     try:
-        await call.start()
+        call = await delivery.start()
         await exchange.start(call.status, end_to_end(call.headers, _NOTHING))
         while data := await call.chunk():
             await exchange.write(data)
         await exchange.finish()
     except UpstreamError as error:
         # Once the answer has begun only an abrupt end can tell; returning without `finish` closes the connection.
-        await _tell(exchange, dialect, error)
-
-
-async def _tell(exchange: Exchange, dialect: Dialect, error: UpstreamError) -> None:
-    if not exchange.started and not exchange.gone:
-        await exchange.respond(error.status, [JSON_TYPE], dialect.error(error.status, f"Upstream: {error}."))
+        await tell(exchange, dialect, error)
 
 
 def _request_headers(exchange: Exchange, drop: frozenset[bytes]) -> Headers:

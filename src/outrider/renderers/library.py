@@ -89,7 +89,7 @@ class LibraryRenderer:
         return self._generic.extend(prompt_ids, completion_ids, history, reply, new, tools, options)
 
     def parser(self, prompt_ids: Sequence[int], tools: Sequence[Json]) -> ReplyParser:
-        return LibraryReply(self._of({}), list(prompt_ids), list(tools))
+        return LibraryReply(self._of({}), self.text, list(prompt_ids), list(tools))
 
     def _known(self, options: Json) -> Json:
         return {name: value for name, value in options.items() if name in self._fields}
@@ -161,8 +161,9 @@ def _conversations() -> list[tuple[list[Json], list[Json]]]:
 class LibraryReply:
     """Satisfies `wire.ReplyParser` by parsing what there is again and again; calls come at the end."""
 
-    def __init__(self, renderer: Any, prompt_ids: list[int], tools: list[Json]) -> None:
+    def __init__(self, renderer: Any, text: TokenText, prompt_ids: list[int], tools: list[Json]) -> None:
         self._renderer = renderer
+        self._text = text
         self._prompt_ids = prompt_ids
         self._tools = tools
         self._ids: list[int] = []
@@ -182,12 +183,31 @@ class LibraryReply:
     def finish(self) -> ReplyDelta:
         found = self._parse()
         content, calls = found.content, []
-        for attempt in found.tool_calls:
-            if self._tools and attempt.status == "ok" and attempt.name:
-                calls.append(ParsedCall(attempt.name, _arguments(attempt), attempt.id or ""))
-            else:
-                content += attempt.raw  # no call that an agent could make: it sees what was written
+        if found.tool_calls and not self._tools:
+            content += self._blank_before(found) + self._written(found.tool_calls[0], to_end=True)
+        else:
+            for attempt in found.tool_calls:
+                if attempt.status == "ok" and attempt.name:
+                    calls.append(ParsedCall(attempt.name, _arguments(attempt), attempt.id or ""))
+                else:  # no call that an agent could make: it sees what was written
+                    content += self._written(attempt)
         return self._tell(found.reasoning_content.rstrip(), content, tuple(calls))
+
+    def _written(self, attempt: Any, *, to_end: bool = False) -> str:
+        """What the model wrote as a call, markers and all, as far as the library knows where that was."""
+        if attempt.token_span is None:
+            return str(attempt.raw)
+        start, end = attempt.token_span
+        return self._show(self._ids[start : None if to_end else end])
+
+    def _blank_before(self, found: Any) -> str:
+        """The space between text and the first call, which the library drops."""
+        span = found.tool_calls[0].token_span
+        before = self._show(self._ids[: span[0]]) if span else ""
+        return before[len(before.rstrip()) :] if found.content else ""
+
+    def _show(self, token_ids: Sequence[int]) -> str:
+        return self._text.decode([token for token in token_ids if token not in self._text.special_ids])
 
     def _parse(self) -> Any:
         found = self._renderer.parse_response(self._ids, tools=self._tools or None, prompt_ids=self._prompt_ids)

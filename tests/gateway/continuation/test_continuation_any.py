@@ -95,7 +95,7 @@ class Bench:
         """The prompt, what was counted for it, and the message that the agent gets."""
         body = json.dumps({"model": "m", "messages": messages, "tools": [TOOL]}).encode()
         prepared = CHAT.prepare(CHAT.parse(body), overrides={}, tokens=True)
-        turn = await self.continuation.turn("attempt", prepared, b"/v1/chat/completions")
+        turn, _ = await self.continuation.turn("attempt", prepared, b"/v1/chat/completions")
         reader = turn.reader(CHAT.reader(prepared), prepared)
         ids = self.sample(said)
         reason = "length" if said.cut else "stop"

@@ -24,7 +24,7 @@ _CHAT_ONLY = frozenset({
     "return_token_ids", "add_special_tokens", "web_search_options", "verbosity",
 })  # fmt: skip
 
-SPELLED = "engine: the request spells control tokens"
+_SPELLED = "the request spells control tokens"
 _CONTROL = re.compile(rb"<\|[a-z_]+\|>")
 
 _encode = msgspec.json.Encoder().encode
@@ -56,12 +56,15 @@ class ChatRequest:
     """The agent itself asked for token ids."""
 
 
-def read_chat(body: bytes, *, shows_ids: bool, shows_logprobs: bool) -> ChatRequest:
-    """Raises `LeftToEngine`, and `RequestError` where no engine could do better."""
+def read_chat(body: bytes, *, shows_ids: bool, shows_logprobs: bool, answered: bool = False) -> ChatRequest:
+    """Raises `LeftToEngine`, and `RequestError` where no engine could do better.
+
+    `answered`: the engine has made the prompt and the answer, and the ids of both are known.
+    """
     fields = _fields(body)
     choice = fields.get("tool_choice")
-    if isinstance(choice, dict) or choice == "required":
-        raise LeftToEngine("a forced tool call")
+    if (isinstance(choice, dict) or choice == "required") and not answered:
+        raise LeftToEngine("a forced tool call")  # engines force it by a grammar, which no prompt can do
     if fields.get("continue_final_message") or fields.get("add_generation_prompt") is False:
         raise LeftToEngine("an answer begun by the agent")
     try:
@@ -103,9 +106,13 @@ def completions_body(request: ChatRequest, prompt_ids: Sequence[int]) -> bytes:
     return _encode(body)
 
 
-def spells_control_tokens(body: bytes) -> bool:
-    """A request that an engine might read control tokens from, should it render it."""
-    return _CONTROL.search(body) is not None
+def left_to_engine(why: str, body: bytes) -> str:
+    """`Call.continuation` of a call whose prompt the engine makes: why, and whether it might read control tokens from
+    the agent's text."""
+    reasons = [why] if why else []
+    if _CONTROL.search(body) is not None:
+        reasons.append(_SPELLED)
+    return f"engine: {'; '.join(reasons)}" if reasons else ""
 
 
 def _fields(body: bytes) -> Json:

@@ -107,17 +107,16 @@ class Continuation:
         self._counters = counters
         self._branches = Branches(max_tokens)
 
-    async def turn(self, attempt_id: str, prepared: UpstreamRequest, target: bytes) -> Turn | None:
-        """None where the engine is to render the prompt. Raises `RequestError`, and `StoreError`."""
+    async def turn(self, attempt_id: str, prepared: UpstreamRequest, target: bytes) -> tuple[Turn | None, str]:
+        """None where the engine is to render the prompt, and why. Raises `RequestError`, and `StoreError`."""
         if (prepared.path or target.partition(b"?")[0].decode("latin-1")) != CHAT_PATH:
-            return None
+            return None, ""
         try:
             asked = self._read(prepared)
         except LeftToEngine as reason:
-            self.count(attempt_id, f"engine: {reason}")
-            return None
+            return None, str(reason)
         prompt_ids, outcome = await self._prompt(attempt_id, asked)
-        return Turn(self, attempt_id, asked, prompt_ids, outcome)
+        return Turn(self, attempt_id, asked, prompt_ids, outcome), ""
 
     async def count_prompt(self, attempt_id: str, asked: UpstreamRequest) -> int | None:
         """How many tokens the prompt of such a call has; None where the engine is to render it."""
@@ -195,7 +194,8 @@ class Continuation:
             if call.id in known or dialect is None or not _usable(call) or call.prompt_ids is None:
                 continue
             try:
-                asked = self._read(dialect.prepare(dialect.parse(call.request), overrides={}, tokens=True))
+                prepared = dialect.prepare(dialect.parse(call.request), overrides={}, tokens=True)
+                asked = self._read(prepared, answered=True)
             except (LeftToEngine, RequestError):
                 continue
             request, prompt_ids = asked.request, call.prompt_ids.tolist()
@@ -208,9 +208,9 @@ class Continuation:
             found.append((call, asked, answers))
         return found
 
-    def _read(self, prepared: UpstreamRequest) -> Asked:
+    def _read(self, prepared: UpstreamRequest, *, answered: bool = False) -> Asked:
         shows_ids, shows_logprobs = _TOKEN_IDS not in prepared.hidden, _LOGPROBS not in prepared.hidden
-        request = read_chat(prepared.body, shows_ids=shows_ids, shows_logprobs=shows_logprobs)
+        request = read_chat(prepared.body, shows_ids=shows_ids, shows_logprobs=shows_logprobs, answered=answered)
         options = self._renderer.head([], request.options)["options"]
         head = digest(self._renderer.head(request.tools, request.options))
         return Asked(request=request, talk=read_talk(head, request.messages), head=head, options=digest(options))
