@@ -1,9 +1,10 @@
 """From samples and rewards to rows that carry their credit.
 
 Credit is given to rollouts (DESIGN.md, invariant 5): the estimator sees each rollout once, and its advantage goes to
-every trained token of all its rows. A rollout without a finite reward, or without a trained token, leaves before the
-baseline is taken, so that it moves no sibling. Groups whose advantages are all exactly 0 teach nothing; their rows are
-not computed at all.
+every trained token of all its rows; where it gives credit step by step (`advantages.UNITS`), a step's advantage goes to
+the tokens of that call, or to that token. A rollout without a finite reward, or without a trained token, leaves before
+the baseline is taken, so that it moves no sibling. Groups whose advantages are all exactly 0 teach nothing; their rows
+are not computed at all.
 
 Normalisation counts the rollouts that are left after that. So a group without signal changes no gradient, a step is as
 long when half of the tasks are solved as it was at the start, and filtering such groups while sampling (DAPO's dynamic
@@ -22,8 +23,10 @@ from typing import TypeVar
 import numpy as np
 
 from outrider.errors import BatchError, ConfigError
-from outrider.rl.advantages import ESTIMATORS
-from outrider.rl.normalisation import NORMALISATIONS
+from outrider.rl.advantages import ESTIMATORS, Context
+from outrider.rl.advantages.context import NOTHING_MORE
+from outrider.rl.credit import NO_EVIDENCE, Evidence, evidence_on, give_credit
+from outrider.rl.normalisation import CONSTANT_TOKENS, NORMALISATIONS
 from outrider.types import FloatArray, Row, Sample
 
 _T = TypeVar("_T")
@@ -46,7 +49,7 @@ class Batch:
     tokens: int
     """Trained tokens."""
     advantages: Mapping[str, float]
-    """Advantage of each rollout that counts, by rollout id."""
+    """Advantage of each rollout that counts, by rollout id; the mean over its tokens where they differ."""
     excluded: Counter[str]
     """Rollouts left out, by reason."""
 
@@ -62,14 +65,18 @@ def make_batch(
     *,
     estimator: str = "grpo",
     normalisation: str = "rollout",
+    context: Context = NOTHING_MORE,
+    evidence: Evidence = NO_EVIDENCE,
+    constant_tokens: int = CONSTANT_TOKENS,
 ) -> Batch:
     """Give each sample its advantages and weights.
 
     `rewards` and `groups` are by rollout id; a reward of None or NaN means that there is none. Rollouts that have
-    neither a reward nor a sample were left out by the caller, who counts them. Raises `BatchError` on a sample that
-    contradicts itself or whose rollout is unknown, `ConfigError` on an unknown name.
+    neither a reward nor a sample were left out by the caller, who counts them. Of `context` the numbers are used;
+    lengths and steps are read off the samples. Raises `BatchError` on a sample that contradicts itself or whose rollout
+    is unknown, `ConfigError` on an unknown name.
     """
-    estimate = _named(ESTIMATORS, estimator, "train.advantage")
+    _named(ESTIMATORS, estimator, "train.advantage")
     weigh = _named(NORMALISATIONS, normalisation, "train.normalisation")
     tokens = _trained_tokens(samples, rewards, groups)
     excluded: Counter[str] = Counter()
@@ -81,32 +88,48 @@ def make_batch(
             excluded[NOTHING_TRAINABLE] += 1
         else:
             counted.append(rollout_id)
+    chosen = set(counted)
+    at = [i for i, sample in enumerate(samples) if sample.rollout_id in chosen and sample.loss_mask.any()]
+    scored = [samples[i] for i in at]
+    evidence = evidence_on(evidence, samples, at)
+    context = replace(context, lengths=np.array([tokens[name] for name in counted], dtype=np.float32))
+    values = np.array([rewards[name] for name in counted], dtype=np.float32)
+    credit = give_credit(estimator, counted, values, [groups[n] for n in counted], scored, context, evidence)
 
-    values = np.array([rewards[rollout_id] for rollout_id in counted], dtype=np.float64)
-    estimated = estimate(values.astype(np.float32), [groups[rollout_id] for rollout_id in counted])
-    advantages = dict(zip(counted, estimated.tolist(), strict=True))
-    with_signal = {groups[rollout_id] for rollout_id, advantage in advantages.items() if advantage != 0.0}
-    trained = {rollout_id for rollout_id in counted if groups[rollout_id] in with_signal}
+    with_signal = {groups[name] for name in credit.signal}
+    trained = {name for name in counted if groups[name] in with_signal}
     excluded[NO_SIGNAL] += len(counted) - len(trained)
-
-    kept = [sample for sample in samples if sample.rollout_id in trained and sample.loss_mask.any()]
-    weights = weigh([sample.rollout_id for sample in kept], [int(sample.loss_mask.sum()) for sample in kept])
+    kept = [i for i, sample in enumerate(scored) if sample.rollout_id in trained]
+    weights = weigh(
+        [scored[i].rollout_id for i in kept], [int(scored[i].loss_mask.sum()) for i in kept], constant_tokens
+    )
     return Batch(
         rows=tuple(
             Row(
-                sample=sample,
-                advantages=np.where(sample.loss_mask, np.float32(advantages[sample.rollout_id]), np.float32(0)),
-                weights=np.where(sample.loss_mask, np.float32(weight), np.float32(0)),
+                sample=scored[i],
+                advantages=credit.advantages[i],
+                weights=np.where(scored[i].loss_mask, np.float32(weight), np.float32(0)),
+                returns=None if credit.returns is None else credit.returns[i],
+                old_values=None if credit.returns is None or evidence.values is None else evidence.values[i],
             )
-            for sample, weight in zip(kept, weights, strict=True)
+            for i, weight in zip(kept, weights, strict=True)
         ),
-        groups=len({groups[rollout_id] for rollout_id in counted}),
+        groups=len({groups[name] for name in counted}),
         groups_trained=len(with_signal),
         rollouts_trained=len(trained),
-        tokens=sum(tokens[rollout_id] for rollout_id in trained),
-        advantages=MappingProxyType(advantages),
+        tokens=sum(tokens[name] for name in trained),
+        advantages=MappingProxyType(_means(counted, tokens, scored, credit.advantages)),
         excluded=+excluded,
     )
+
+
+def _means(
+    rollouts: Sequence[str], tokens: Mapping[str, int], samples: Sequence[Sample], advantages: Sequence[FloatArray]
+) -> dict[str, float]:
+    total = dict.fromkeys(rollouts, 0.0)
+    for sample, values in zip(samples, advantages, strict=True):
+        total[sample.rollout_id] += float(values.sum(dtype=np.float64))
+    return {name: value / tokens[name] for name, value in total.items()}
 
 
 def _trained_tokens(

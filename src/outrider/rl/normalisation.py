@@ -14,8 +14,9 @@ All but `sequence` give the same gradient when a rollout is split into more rows
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,29 +24,35 @@ import numpy.typing as npt
 _Doubles = npt.NDArray[np.float64]
 
 CONSTANT_TOKENS = 1024
-"""L of `constant`. It only scales the gradient, so it acts on the learning rate and on clipping."""
-
-Normalisation = Callable[[Sequence[str], Sequence[int]], _Doubles]
+"""L of `constant` where none is given. It only scales the gradient: it acts on the learning rate and on clipping."""
 
 
-def rollout(rollouts: Sequence[str], tokens: Sequence[int]) -> _Doubles:
-    """`rollouts` names the rollout of each row, `tokens` counts its trained tokens, at least 1; both (R,)."""
+class Normalisation(Protocol):
+    """From each row's rollout and its trained tokens, at least 1, both (R,), to its weight, (R,)."""
+
+    def __call__(
+        self, rollouts: Sequence[str], tokens: Sequence[int], length: int = CONSTANT_TOKENS, /
+    ) -> _Doubles: ...
+
+
+def rollout(rollouts: Sequence[str], tokens: Sequence[int], length: int = CONSTANT_TOKENS) -> _Doubles:
     total: Counter[str] = Counter()
     for name, count in zip(rollouts, tokens, strict=True):
         total[name] += count
     return np.array([1.0 / (len(total) * total[name]) for name in rollouts])
 
 
-def token(rollouts: Sequence[str], tokens: Sequence[int]) -> _Doubles:
+def token(rollouts: Sequence[str], tokens: Sequence[int], length: int = CONSTANT_TOKENS) -> _Doubles:
     return np.full(len(rollouts), 1.0 / max(1, sum(tokens)))
 
 
-def sequence(rollouts: Sequence[str], tokens: Sequence[int]) -> _Doubles:
+def sequence(rollouts: Sequence[str], tokens: Sequence[int], length: int = CONSTANT_TOKENS) -> _Doubles:
     return np.array([1.0 / (len(tokens) * count) for count in tokens])
 
 
-def constant(rollouts: Sequence[str], tokens: Sequence[int]) -> _Doubles:
-    return np.full(len(rollouts), 1.0 / (max(1, len(set(rollouts))) * CONSTANT_TOKENS))
+def constant(rollouts: Sequence[str], tokens: Sequence[int], length: int = CONSTANT_TOKENS) -> _Doubles:
+    """`length` is L."""
+    return np.full(len(rollouts), 1.0 / (max(1, len(set(rollouts))) * length))
 
 
 NORMALISATIONS: Mapping[str, Normalisation] = MappingProxyType(

@@ -1,25 +1,84 @@
-"""Advantage estimators: from one reward a rollout to one advantage a rollout.
+"""Advantage estimators: from what rollouts earned to what their tokens are worth.
 
     ESTIMATORS["grpo"](rewards, groups) -> advantages
+    ESTIMATORS["gigpo"](rewards, groups, Context(steps=steps, gamma=0.95)) -> advantages
 
 `rewards` has shape (N,) and is finite: a rollout that is broken or was never scored is left out before, so that it
-moves no sibling's baseline. `groups` names the group of each rollout; groups may have any sizes and any order. The
-result has shape (N,), float32. Estimators count rollouts, never rows. Another one is one more file and a line below.
+moves no sibling's baseline; one that failed by the policy's fault stays in, at its reward. `groups` names the group of
+each rollout; groups may have any sizes and any order. The result is float32: (N,), one for each rollout and so for all
+its tokens, or where `UNITS` says call or token (S,), one for each of ``context.steps``. Estimators are pure functions,
+and count rollouts, never rows. Another one is one more function and a line below.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Literal
 
-from outrider.rl.advantages.group import dr_grpo, grpo, rloo
-from outrider.rl.advantages.reinforce import reinforce
-from outrider.types import FloatArray
+from outrider.rl.advantages.context import Context, Estimator, Steps
+from outrider.rl.advantages.group import dr_grpo, gpg, grpo, opo, rloo
+from outrider.rl.advantages.pass_at_k import grpo_passk, pass_at_k
+from outrider.rl.advantages.reinforce import (
+    RunningMean,
+    reinforce,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    reinforce_running,
+)
+from outrider.rl.advantages.steps import gae, gigpo, return_to_go
 
-Estimator = Callable[[FloatArray, Sequence[str]], FloatArray]
+Unit = Literal["rollout", "call", "token"]
 
 ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
-    {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "reinforce": reinforce}
+    {
+        "grpo": grpo,
+        "dr_grpo": dr_grpo,
+        "rloo": rloo,
+        "opo": opo,
+        "gpg": gpg,
+        "pass_at_k": pass_at_k,
+        "grpo_passk": grpo_passk,
+        "reinforce": reinforce,
+        "reinforce_running": reinforce_running,
+        "reinforce_pp": reinforce_pp,
+        "reinforce_pp_baseline": reinforce_pp_baseline,
+        "return_to_go": return_to_go,
+        "gigpo": gigpo,
+        "gae": gae,
+        "gae_call": gae,
+    }
 )
 
-__all__ = ["ESTIMATORS", "Estimator", "dr_grpo", "grpo", "reinforce", "rloo"]
+UNITS: Mapping[str, Unit] = MappingProxyType(
+    {"return_to_go": "call", "gigpo": "call", "gae_call": "call", "gae": "token"}
+)
+"""What gets an advantage of its own; a rollout where nothing is said."""
+
+CRITICS = frozenset({"gae", "gae_call"})
+"""Estimators that need a value head."""
+
+__all__ = [
+    "CRITICS",
+    "ESTIMATORS",
+    "UNITS",
+    "Context",
+    "Estimator",
+    "RunningMean",
+    "Steps",
+    "Unit",
+    "dr_grpo",
+    "gae",
+    "gigpo",
+    "gpg",
+    "grpo",
+    "grpo_passk",
+    "opo",
+    "pass_at_k",
+    "reinforce",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "reinforce_running",
+    "return_to_go",
+    "rloo",
+]

@@ -8,10 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.errors import BatchError
+from outrider.rl.advantages.context import Context, Steps
 from outrider.types import FloatArray
 
+Doubles = npt.NDArray[np.float64]
 
-def checked(rewards: FloatArray, groups: Sequence[str]) -> npt.NDArray[np.float64]:
+
+def checked(rewards: FloatArray, groups: Sequence[str]) -> Doubles:
     """`rewards` in float64, shape (N,). Raises `BatchError` on a missing id, a wrong length or a number not finite."""
     values = np.asarray(rewards, dtype=np.float64)
     if values.shape != (len(groups),):
@@ -21,3 +24,28 @@ def checked(rewards: FloatArray, groups: Sequence[str]) -> npt.NDArray[np.float6
     if not np.isfinite(values).all():
         raise BatchError("a reward is not finite; leave unscored rollouts out before estimating advantages.")
     return values
+
+
+def weights(context: Context, count: int) -> Doubles:
+    """How much each of `count` rollouts weighs: its trained tokens, or 1. Raises `BatchError` on a wrong length."""
+    if context.lengths is None:
+        return np.ones(count)
+    lengths = np.asarray(context.lengths, dtype=np.float64)
+    if lengths.shape != (count,) or (lengths <= 0).any():
+        raise BatchError(f"lengths must be {count} numbers of trained tokens, at least 1 each.")
+    return lengths
+
+
+def checked_steps(context: Context, count: int) -> Steps:
+    """The steps of `context`. Raises `BatchError` where there are none, or don't cover `count` rollouts in order."""
+    steps = context.steps
+    if steps is None:
+        raise BatchError("this estimator gives credit step by step; context.steps is missing.")
+    rollout = np.asarray(steps.rollout)
+    if rollout.shape != np.shape(steps.rewards):
+        raise BatchError(f"{len(rollout)} steps have rewards of shape {np.shape(steps.rewards)}.")
+    if count and (len(rollout) == 0 or (np.unique(rollout) != np.arange(count)).any() or (np.diff(rollout) < 0).any()):
+        raise BatchError(f"steps must name the rollouts 0..{count - 1} in ascending order, each at least once.")
+    if not np.isfinite(steps.rewards).all():
+        raise BatchError("a reward of a step is not finite.")
+    return steps

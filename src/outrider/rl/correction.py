@@ -1,0 +1,163 @@
+"""Off-policy correction: what to do where tokens were not sampled from the weights that are trained.
+
+Engine and trainer disagree on log-probs: by other kernels and types even when they hold the same weights (Yao et al.
+2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training), and by age where rollouts run beside the
+trainer. With ``w = exp(log old - log behaviour)``, the trainer's weights before the update against the engine's, over
+the trained tokens:
+
+    token_tis      min(w, tis_cap)                      token-level truncated importance sampling, the same source
+    sequence_tis   min(product of w, tis_cap)           the whole rollout's ratio: unbiased until cut, noisy when long
+    icepop         w where icepop_low <= w <= icepop_high, else 0         Ling Team 2025, IcePop, arXiv:2510.18855
+    geometric      1 where geometric_low <= exp(mean log w) <= geometric_high over the rollout, else 0; a mask
+                                                        Liu, Li et al. 2025, When Speed Kills Stability
+
+A sequence is a rollout, however many rows it fills. Several may act together (their product), of which one may weigh.
+The factor multiplies the advantage, which is the same as multiplying the token's loss (`outrider.rl.losses`); KL and
+entropy terms stay. A masked token keeps its place in the normalisation, so masking scales no other token up. DPPO's
+masks depend on the weights while they are trained, so they are losses: `outrider.rl.losses.dppo`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from outrider.errors import BatchError, ConfigError
+from outrider.rl.advantages.check import Doubles
+from outrider.rl.advantages.context import Index
+from outrider.types import Row
+
+LOG_LIMIT = 20.0
+"""log w is held within this, as exp of more says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Numbers of the corrections; a run has them under `train.*`."""
+
+    tis_cap: float = 2.0
+    icepop_low: float = 0.5
+    icepop_high: float = 5.0
+    geometric_low: float = 0.99
+    geometric_high: float = 1.01
+
+
+Method = Callable[[Doubles, Index, Bounds], Doubles]
+"""From log w and the number of each token's rollout, both (T,), to a factor for each token, (T,)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """How far behaviour and old policy are apart, over all trained tokens, before anything is cut or masked."""
+
+    weight_mean: float
+    weight_max: float
+    kl: float
+    """KL(behaviour || old), k3 estimate, nats a token."""
+    effective: float
+    """Effective sample size over the number of tokens, ``(sum w)**2 / (T sum w**2)``: 1 where all w are equal."""
+    masked: float
+    """Share of tokens that a mask then took out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    rows: tuple[Row, ...]
+    mismatch: Mismatch
+    excluded: Counter[str]
+    """Tokens masked, by reason."""
+
+
+def token_tis(log_w: Doubles, rollout: Index, bounds: Bounds) -> Doubles:
+    return np.minimum(_exp(log_w), bounds.tis_cap)
+
+
+def sequence_tis(log_w: Doubles, rollout: Index, bounds: Bounds) -> Doubles:
+    return np.minimum(_exp(np.bincount(rollout, weights=log_w))[rollout], bounds.tis_cap)
+
+
+def icepop(log_w: Doubles, rollout: Index, bounds: Bounds) -> Doubles:
+    w = _exp(log_w)
+    return np.where((w >= bounds.icepop_low) & (w <= bounds.icepop_high), w, 0.0)
+
+
+def geometric(log_w: Doubles, rollout: Index, bounds: Bounds) -> Doubles:
+    mean = np.bincount(rollout, weights=log_w) / np.maximum(1, np.bincount(rollout))
+    w = _exp(mean)
+    return ((w >= bounds.geometric_low) & (w <= bounds.geometric_high)).astype(np.float64)[rollout]
+
+
+CORRECTIONS: Mapping[str, Method] = MappingProxyType(
+    {"token_tis": token_tis, "sequence_tis": sequence_tis, "icepop": icepop, "geometric": geometric}
+)
+MASKS = frozenset({"icepop", "geometric"})
+WEIGHTS = frozenset({"token_tis", "sequence_tis", "icepop"})
+
+
+def check_methods(methods: Sequence[str]) -> None:
+    """Raise `ConfigError` on an unknown name, or on two methods that both weigh."""
+    for name in methods:
+        if name not in CORRECTIONS:
+            raise ConfigError(f"train.correction: there is no {name!r}. Known: {', '.join(sorted(CORRECTIONS))}.")
+    weighing = [name for name in methods if name in WEIGHTS]
+    if len(weighing) > 1:
+        raise ConfigError(f"train.correction: {' and '.join(weighing)} both multiply by the ratio; give one of them.")
+
+
+def correct(rows: Sequence[Row], methods: Sequence[str], bounds: Bounds = Bounds()) -> Correction:
+    """Multiply the advantages of `rows`, which have `old_logprobs`, by the product of `methods`.
+
+    Without a method the rows come back as they are, with the statistics. Raises `BatchError` on a row without
+    `old_logprobs`, `ConfigError` on names that don't fit.
+    """
+    check_methods(methods)
+    if any(row.old_logprobs is None for row in rows):
+        raise BatchError("a correction needs the log-probs of the weights before the update: Row.old_logprobs.")
+    at = [np.flatnonzero(row.sample.loss_mask) for row in rows]
+    log_w = _joined([_log_ratio(row)[where] for row, where in zip(rows, at, strict=True)])
+    names = {name: number for number, name in enumerate(dict.fromkeys(row.sample.rollout_id for row in rows))}
+    rollout = np.repeat([names[row.sample.rollout_id] for row in rows], [len(where) for where in at]).astype(np.int64)
+    factor, masked, excluded = np.ones(len(log_w)), np.zeros(len(log_w), dtype=bool), Counter[str]()
+    for name in methods:
+        part = CORRECTIONS[name](log_w, rollout, bounds)
+        if name in MASKS:
+            excluded[f"token: importance ratio out of bounds ({name})"] += int(((part == 0) & ~masked).sum())
+            masked |= part == 0
+        factor *= part
+    corrected = []
+    for row, where, piece in zip(rows, at, np.split(factor, np.cumsum([len(w) for w in at])[:-1]), strict=True):
+        scale = np.zeros(len(row.advantages), dtype=np.float32)
+        scale[where] = piece
+        corrected.append(replace(row, advantages=row.advantages * scale))
+    return Correction(rows=tuple(corrected), mismatch=_mismatch(log_w, masked), excluded=+excluded)
+
+
+def _log_ratio(row: Row) -> Doubles:
+    assert row.old_logprobs is not None
+    return row.old_logprobs.astype(np.float64) - row.sample.logprobs
+
+
+def _mismatch(log_w: Doubles, masked: np.ndarray) -> Mismatch:
+    if not len(log_w):
+        return Mismatch(weight_mean=1.0, weight_max=1.0, kl=0.0, effective=1.0, masked=0.0)
+    w = _exp(log_w)
+    return Mismatch(
+        weight_mean=float(w.mean()),
+        weight_max=float(w.max()),
+        kl=float((w - 1 - log_w).mean()),
+        effective=float(w.sum() ** 2 / (len(w) * (w**2).sum())),
+        masked=float(masked.mean()),
+    )
+
+
+def _exp(values: Doubles) -> Doubles:
+    exponential: Doubles = np.exp(np.clip(values, -LOG_LIMIT, LOG_LIMIT))
+    return exponential
+
+
+def _joined(parts: Sequence[Doubles]) -> Doubles:
+    return np.concatenate(parts) if parts else np.zeros(0)
