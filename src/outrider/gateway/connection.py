@@ -1,6 +1,7 @@
-"""An agent's connection with time limits: uvicorn's own has one for idle connections between two requests, and no more.
+"""An agent's connection with limits: uvicorn's own has one for idle connections between two requests, and no more.
 
-A client that sends its headers byte by byte, or takes in no answer, is cut off; so it holds nothing for ever.
+A client that sends its headers byte by byte, takes in no answer, or goes on sending a body that was refused is cut off;
+so it holds nothing for ever. Nor does it fill the memory with headers, trailers or chunk extensions without end.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 MAX_HEAD_BYTES = 1 << 16
+FRAMING_PER_BODY_BYTE = 16  # a chunk of one byte is framed by five more
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain; charset=utf-8\r\n"
     b"content-length: 28\r\nconnection: close\r\n\r\nThe headers are over 64 KiB."
@@ -30,8 +32,8 @@ def connection_class(*, header_timeout_s: float, idle_timeout_s: float) -> type[
 
 
 class Connection(HttpToolsProtocol):
-    """Aborted where headers take too long, from the first byte of a request or from the start, and where an answer is
-    not taken in."""
+    """Aborted where headers take too long, from the first byte of a request or from the start, where an answer is not
+    taken in, and where the rest of a request that has its answer does not end."""
 
     HEADER_TIMEOUT_S = 30.0
     IDLE_TIMEOUT_S = 60.0
@@ -44,9 +46,11 @@ class Connection(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._in_head = True
-        self._head_bytes = 0
+        self._in_message = False
+        self._framing_bytes = 0  # of the present request: all but its body
+        self._body_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        self._rest_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -55,28 +59,56 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        self._stop_rest_timer()
         self._stop_write_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._in_head:
-            self._head_bytes += len(data)
+        self._framing_bytes += len(data)
         super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.transport.write(_TOO_LARGE)
-            self.transport.close()
+        if self.transport.is_closing():
+            return
+        if self._framing_bytes > MAX_HEAD_BYTES + FRAMING_PER_BODY_BYTE * self._body_bytes:
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.write(_TOO_LARGE)
+                self.transport.close()
+            else:
+                self.transport.abort()  # in the middle of an answer there is nothing to say
+        elif not self._in_message and self._answered and self.timeout_keep_alive_task is None:
+            # Empty lines between two requests: they end the wait for the next one, but are not its beginning.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    @property
+    def _answered(self) -> bool:
+        return self.cycle is not None and self.cycle.response_complete and not self.pipeline
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._in_message = True
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(self.HEADER_TIMEOUT_S, self.transport.abort)
-        self._in_head = True
 
     def on_headers_complete(self) -> None:
         self._stop_head_timer()
-        self._in_head = False
-        self._head_bytes = 0
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        self._framing_bytes -= len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        self._stop_rest_timer()
+        self._framing_bytes = self._body_bytes = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._in_message and self._rest_timer is None:
+            self._rest_timer = self.loop.call_later(self.IDLE_TIMEOUT_S, self.transport.abort)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -90,6 +122,11 @@ class Connection(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _stop_rest_timer(self) -> None:
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+            self._rest_timer = None
 
     def _stop_write_timer(self) -> None:
         if self._write_timer is not None:

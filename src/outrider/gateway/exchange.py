@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
+SLOWEST_BODY = 1024  # bytes a second, on the whole; an agent that sends less holds a connection for nothing
 PACKED_FROM = 1024  # bytes; a shorter answer gains nothing
 JSON_TYPE = (b"content-type", b"application/json")
 # Of one connection only (RFC 9110, section 7.6.1), so not ours to pass on.
@@ -67,13 +69,14 @@ class Exchange:
         declared = self.header(b"content-length")
         if declared is not None and int(declared) > limit:
             raise _too_large(limit)
-        message = await self._next_message()
+        began = time.monotonic()
+        message = await self._next_message(began, 0)
         data: bytes = message.get("body", b"")
         if not message.get("more_body", False) and message["type"] == "http.request" and len(data) <= limit:
             return data
         parts, size = [data], len(data)
         while message.get("more_body", False) and size <= limit:
-            message = await self._next_message()
+            message = await self._next_message(began, size)
             parts.append(message.get("body", b""))
             size += len(parts[-1])
         if message["type"] == "http.disconnect":
@@ -82,9 +85,11 @@ class Exchange:
             raise _too_large(limit)
         return b"".join(parts)
 
-    async def _next_message(self) -> Message:
+    async def _next_message(self, began: float, size: int) -> Message:
+        """The next part of a body that `began` then and has this size by now."""
+        left_s = self._idle_timeout_s + size / SLOWEST_BODY - (time.monotonic() - began)
         try:
-            async with asyncio.timeout(self._idle_timeout_s):
+            async with asyncio.timeout(min(self._idle_timeout_s, left_s)):
                 return await self._receive()
         except TimeoutError:
             raise RequestError("The request body did not arrive.", status=408, code="request_timeout") from None
