@@ -36,6 +36,10 @@ class Store(Protocol):
     def remote(self) -> bool:
         """A read waits for another process, so an event loop must not make it itself."""
 
+    @property
+    def pending(self) -> int:
+        """Writes that were taken and are not durable yet."""
+
     def append_call(self, call: Call) -> Future[int]:
         """Queue `call`; the future gives its sequence number once it is durable.
 
@@ -88,6 +92,9 @@ class Store(Protocol):
         """Small durable facts, such as ``policy_version``."""
 
     def value(self, key: str) -> str | None: ...
+
+    def values(self, prefix: str) -> dict[str, str]:
+        """Those whose key begins with `prefix`."""
 
     def close(self) -> None:
         """Commit what is queued and release the files."""
@@ -234,12 +241,18 @@ class StepStats:
     logprob_diff_mean: float
     """Mean absolute difference, engine against trainer. Before the first update of a step it is pure mismatch."""
     logprob_diff_max: float
+    tokens_recomputed: int = 0
+    """Part of `tokens_computed`: prefixes computed again because the token budget cut the tree above them."""
+    value_loss: float = 0.0
+    """Of the critic, before `LossSpec.value_coef`; 0 without one."""
+    value_explained_variance: float = 0.0
+    """``1 - var(returns - values) / var(returns)``: 1 is a perfect critic, 0 one that knows the mean at best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimStats:
     grad_norm: float
-    """Before clipping."""
+    """Of the policy's weights, before clipping; a value head is clipped on its own."""
     lr: float
     skipped: bool = False
     """True where the gradient was not finite: weights are unchanged."""
@@ -256,6 +269,12 @@ class Backend(Protocol):
 
     def logprobs(self, samples: Sequence[Sample], *, reference: bool = False) -> list[FloatArray]:
         """Log-probs of trained tokens at the sample's temperature, (T,) each; 0 where the mask is false."""
+
+    def values(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """The critic's value of the state before each trained token, (T,) each; 0 where the mask is false.
+
+        Raises `ConfigError` where the backend has no critic.
+        """
 
     def publish(self, directory: Path) -> Path:
         """Write the present weights in Hugging Face layout to `directory`, atomically; returns it."""

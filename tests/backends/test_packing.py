@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +43,30 @@ def test_every_path_spells_its_row_and_shared_nodes_are_there_once(rows, budget,
 def test_a_prefix_shared_across_a_cut_is_computed_on_both_sides():
     rows = arrays([[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 6]])
     packs = pack(rows, token_budget=5, share_prefixes=True)
-    assert [made.size for made in packs] == [5, 4]
+    assert sorted(made.size for made in packs) == [4, 5]
+    assert [made.recomputed for made in packs] == [0, 3]
+
+
+def trie(rows):
+    return len({tuple(row[:end]) for row in rows for end in range(1, len(row) + 1)})
+
+
+@given(
+    rows=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8), min_size=1, max_size=7),
+    budget=st.integers(1, 25),
+)
+def test_the_trie_is_cut_where_it_costs_least(rows, budget):
+    packs = pack(arrays(rows), token_budget=budget, share_prefixes=True)
+    computed = sum(made.size for made in packs)
+    assert sum(made.recomputed for made in packs) == computed - trie(rows)
+    ordered = sorted(rows)
+    ways = []
+    for cuts in itertools.product([False, True], repeat=len(rows) - 1):  # every way to cut the sorted rows into runs
+        bounds = [0, *(place for place, cut in enumerate(cuts, 1) if cut), len(rows)]
+        runs = [ordered[start:stop] for start, stop in itertools.pairwise(bounds)]
+        if all(trie(run) <= budget or len(run) == 1 for run in runs):
+            ways.append((sum(map(trie, runs)), len(runs)))
+    assert (computed, len(packs)) == min(ways)
 
 
 def test_common_prefix():

@@ -22,7 +22,7 @@ SPEC = LossSpec(clip_low=0.9, clip_high=5.0, kl_coef=0.1)
 
 
 def backend(path, **options) -> TorchBackend:
-    return TorchBackend(path, **({"dtype": "float32", "threads": 1} | options))
+    return TorchBackend(path, **({"precision": "float32", "threads": 1} | options))
 
 
 def with_reference(rows):
@@ -184,7 +184,7 @@ def test_splitting_a_rollout_into_rows_changes_no_gradient(tiny, branching_rows,
 
 def test_bfloat16_stays_near_float32_and_masters_take_small_steps(tiny, branching_rows):
     rows = branching_rows()
-    exact, narrow = backend(tiny), backend(tiny, dtype="bfloat16")
+    exact, narrow = backend(tiny), backend(tiny, precision="bfloat16")
     expected = np.concatenate(exact.logprobs([row.sample for row in rows]))
     assert np.abs(np.concatenate(narrow.logprobs([row.sample for row in rows])) - expected).mean() < 0.05
     weight = narrow._model.module.model.layers[0].self_attn.q_proj.weight
@@ -203,7 +203,7 @@ def test_bfloat16_stays_near_float32_and_masters_take_small_steps(tiny, branchin
 def test_preferred_tokens_become_likelier(tiny, lora_rank, make_row):
     good = make_row([1, 2, 3, 4, 5, 6], [3, 4, 5], advantage=1.0)
     bad = make_row([1, 2, 3, 7, 8, 9], [3, 4, 5], advantage=-1.0)
-    made = backend(tiny, lora_rank=lora_rank, dtype="bfloat16")
+    made = backend(tiny, lora_rank=lora_rank, precision="bfloat16")
     before = made.logprobs([good.sample, bad.sample])
     for _ in range(5):
         made.forward_backward([good, bad], LossSpec(name="reinforce"))
@@ -247,8 +247,10 @@ def test_published_weights_load_in_transformers_and_agree(tiny, tmp_path, lora_r
     assert [path.name for path in folder.parent.iterdir()] == ["v0001"]
 
 
-@pytest.mark.parametrize(("lora_rank", "dtype"), [(0, "bfloat16"), (0, "float32"), (4, "bfloat16")])
-def test_resume_takes_the_same_next_step_to_the_bit(tiny, tmp_path, lora_rank, dtype, branching_rows):
+@pytest.mark.parametrize(
+    ("lora_rank", "precision"), [(0, "bfloat16"), (0, "float32"), (4, "bfloat16"), (0, "bfloat16-stochastic")]
+)
+def test_resume_takes_the_same_next_step_to_the_bit(tiny, tmp_path, lora_rank, precision, branching_rows):
     def step(made: TorchBackend, seed: int):
         stats = made.forward_backward(branching_rows(seed), LossSpec())
         return stats, made.optim_step(1e-3)
@@ -256,13 +258,13 @@ def test_resume_takes_the_same_next_step_to_the_bit(tiny, tmp_path, lora_rank, d
     def weights(made: TorchBackend):
         return {name: p.detach().clone() for name, p in made._model.module.named_parameters()}
 
-    first = backend(tiny, lora_rank=lora_rank, dtype=dtype, weight_decay=0.1)
+    first = backend(tiny, lora_rank=lora_rank, precision=precision, weight_decay=0.1)
     step(first, 0)
     step(first, 1)
     first.save(tmp_path / "checkpoint")
     expected = step(first, 2), step(first, 3), weights(first)
 
-    second = backend(tiny, lora_rank=lora_rank, dtype=dtype, weight_decay=0.1, seed=5)
+    second = backend(tiny, lora_rank=lora_rank, precision=precision, weight_decay=0.1, seed=5)
     step(second, 7)
     second.forward_backward(branching_rows(8), LossSpec())  # a gradient that a load forgets
     second.load(tmp_path / "checkpoint")

@@ -19,10 +19,9 @@ from outrider.backends import tree_attention
 from outrider.backends.head import Targets, token_logprobs
 from outrider.backends.lean import slim, unslim
 from outrider.backends.packing import Index, Pack, pack
+from outrider.backends.value_head import ValueHead
 from outrider.errors import ConfigError
 from outrider.types import Sample
-
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +36,16 @@ class MicroBatch:
     """(M,): where in its sample it stands."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Of a micro-batch's M trained tokens, float32 (M,) each and with a gradient."""
+
+    logp: Tensor
+    entropy: Tensor
+    values: Tensor | None
+    """What the critic gives the state before each; None where there is no critic."""
+
+
 class LanguageModel:
     """A Hugging Face model in `path`, for training on packed rows.
 
@@ -44,9 +53,11 @@ class LanguageModel:
     that does not agree with itself (recurrent layers, capped logits, attention sinks) runs row by row, with a warning.
     """
 
-    def __init__(self, path: Path, *, dtype: str, device: torch.device, gradient_checkpointing: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, dtype: torch.dtype, device: torch.device, gradient_checkpointing: bool = False
+    ) -> None:
         self.device = device
-        self.module = load_model(path, DTYPES[dtype]).to(device)
+        self.module = load_model(path, dtype).to(device)
         for module in self.module.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
@@ -57,7 +68,14 @@ class LanguageModel:
             # Renamed within transformers 5; the older name warns.
             enable = getattr(self.module, "activation_checkpointing_enable", None)
             (enable or self.module.gradient_checkpointing_enable)({"use_reentrant": False})
+        self.value_head: ValueHead | None = None
         self.packed = self._use_tree_attention()
+
+    def add_value_head(self, *, detached: bool) -> ValueHead:
+        """Put a critic on the last hidden state."""
+        size = self.module.get_output_embeddings().weight.shape[1]
+        self.value_head = ValueHead(size, self.device, detached=detached)
+        return self.value_head
 
     def micro_batches(
         self, samples: Sequence[Sample], *, token_budget: int, share_prefixes: bool
@@ -68,22 +86,49 @@ class LanguageModel:
         for made in pack(rows, token_budget=token_budget, share_prefixes=share_prefixes and self.packed):
             yield _locate(made, samples, self.device)
 
-    def score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of the trained tokens, float32 (M,); both carry a gradient."""
-        if not self.packed:
-            return self._score_by_row(batch)
-        tree = tree_attention.TreePlans(batch.pack.chains, self.device)
-        hidden = self.module.get_decoder()(
+    def score(self, batch: MicroBatch) -> Scores:
+        """Log-probs, entropies and values of the trained tokens."""
+        targets = batch.targets
+        hidden: Tensor | None
+        if self.packed:
+            hidden = self._hidden(batch)
+            head = self.module.get_output_embeddings()
+            logp, entropy = token_logprobs(hidden, head.weight, getattr(head, "bias", None), targets)
+        else:
+            hidden, logits = self._by_row(batch)
+            scaled = logits[targets.places].float() / targets.temperatures[:, None]
+            logprobs = torch.log_softmax(scaled, dim=-1)
+            logp = logprobs[targets.place_of, targets.token_ids]
+            entropy = -(logprobs.exp() * logprobs).sum(-1)[targets.place_of]
+        return Scores(logp=logp, entropy=entropy, values=self._values(hidden, targets))
+
+    def values(self, batch: MicroBatch) -> Tensor:
+        """What the critic gives the states before the trained tokens, float32 (M,), without the log-probs' cost."""
+        hidden = self._hidden(batch) if self.packed else self._by_row(batch)[0]
+        found = self._values(hidden, batch.targets)
+        if found is None:
+            raise ConfigError("there are no values: the backend was made without a value head.")
+        return found
+
+    def _values(self, hidden: Tensor | None, targets: Targets) -> Tensor | None:
+        if self.value_head is None or hidden is None:
+            return None
+        values: Tensor = self.value_head(hidden[targets.places])
+        return values[targets.place_of]
+
+    def _hidden(self, batch: MicroBatch) -> Tensor:
+        """The last hidden state of each node, (N, H)."""
+        hidden: Tensor = self.module.get_decoder()(
             input_ids=_tensor(np.concatenate(batch.pack.token_ids), self.device)[None],
             position_ids=_tensor(np.concatenate(batch.pack.positions), self.device)[None],
             use_cache=False,
-            outrider_tree=tree,
-        ).last_hidden_state[0]
-        head = self.module.get_output_embeddings()
-        return token_logprobs(hidden, head.weight, getattr(head, "bias", None), batch.targets)
+            outrider_tree=tree_attention.TreePlans(batch.pack.chains, self.device),
+        ).last_hidden_state
+        return hidden[0]
 
-    def _score_by_row(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """The same from the model's own forward pass over padded rows."""
+    def _by_row(self, batch: MicroBatch) -> tuple[Tensor | None, Tensor]:
+        """Hidden states where a critic wants them and logits, (N, H) and (N, V), from the model's own forward pass
+        over padded rows."""
         chains = batch.pack.chains
         longest = max(len(chain.path) for chain in chains)
         ids = np.zeros((len(chains), longest), dtype=np.int64)
@@ -91,15 +136,14 @@ class LanguageModel:
         for index, (chain, row) in enumerate(zip(chains, batch.pack.token_ids, strict=True)):
             ids[index, : len(chain.path)] = row
             mask[index, : len(chain.path)] = 1
-        logits = self.module(
-            input_ids=_tensor(ids, self.device), attention_mask=_tensor(mask, self.device), use_cache=False
-        ).logits
-        targets = batch.targets
-        nodes = logits[_tensor(mask, self.device).bool()]  # (N, V): rows lie end to end in a pack without sharing
-        scaled = nodes[targets.places].float() / targets.temperatures[:, None]
-        logprobs = torch.log_softmax(scaled, dim=-1)
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-        return logprobs[targets.place_of, targets.token_ids], entropy[targets.place_of]
+        made = self.module(
+            input_ids=_tensor(ids, self.device),
+            attention_mask=_tensor(mask, self.device),
+            use_cache=False,
+            output_hidden_states=self.value_head is not None,
+        )
+        nodes = _tensor(mask, self.device).bool()  # rows lie end to end in a pack without sharing
+        return None if self.value_head is None else made.hidden_states[-1][nodes], made.logits[nodes]
 
     def _use_tree_attention(self) -> bool:
         """Switch to tree attention if the model gives the same log-probs with it as without."""
@@ -132,7 +176,7 @@ class LanguageModel:
     def _probe(self, samples: Sequence[Sample]) -> Tensor:
         (batch,) = self.micro_batches(samples, token_budget=1 << 20, share_prefixes=True)
         order = np.lexsort((batch.position, batch.row))
-        return self.score(batch)[0][_tensor(order, self.device)]
+        return self.score(batch).logp[_tensor(order, self.device)]
 
 
 def load_model(path: Path, dtype: torch.dtype) -> Any:

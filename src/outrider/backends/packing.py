@@ -12,6 +12,7 @@ Without sharing the chains are whole rows, and everything else stays the same.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -46,6 +47,8 @@ class Pack:
     """For each of `rows` the node of each of its tokens."""
     size: int = 0
     """N, the number of nodes: positions that go through the model."""
+    recomputed: int = 0
+    """Of these the ones that an earlier pack has too, since the trie was cut here."""
 
     def add(self, row: int, ids: IntArray, shared: int) -> None:
         """Append a row whose first `shared` ids are those of the row added before."""
@@ -65,23 +68,45 @@ def pack(rows: Sequence[IntArray], *, token_budget: int, share_prefixes: bool) -
     """Split `rows` into micro-batches of at most `token_budget` nodes.
 
     A row is never split: one that is longer than the budget gets a micro-batch of its own. A prefix that is shared
-    across a cut is computed on both sides.
+    across a cut is computed on both sides; the trie is cut where that costs least.
     """
-    if not rows:
-        return []
     # Big-endian bytes of ids that are not negative sort as the ids do.
     order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">i4").tobytes())
-    packs = [Pack()]
-    previous: IntArray | None = None
-    for row in order:
-        ids = rows[row]
-        shared = common_prefix(previous, ids) if share_prefixes and previous is not None else 0
-        if packs[-1].size and packs[-1].size + len(ids) - shared > token_budget:
-            packs.append(Pack())
-            shared = 0
-        packs[-1].add(row, ids, shared)
-        previous = ids
+    shared = [0] * len(rows)
+    if share_prefixes:
+        shared[1:] = [common_prefix(rows[one], rows[other]) for one, other in itertools.pairwise(order)]
+    packs: list[Pack] = []
+    for start, stop in _cut([len(rows[row]) for row in order], shared, token_budget):
+        packs.append(Pack(recomputed=shared[start]))
+        for place in range(start, stop):
+            packs[-1].add(order[place], rows[order[place]], shared[place] if place > start else 0)
     return packs
+
+
+def _cut(lengths: Sequence[int], shared: Sequence[int], budget: int) -> list[tuple[int, int]]:
+    """Cut rows in sorted order into runs of at most `budget` nodes: least tokens computed twice, then fewest runs.
+
+    ``shared[i]`` is what row i has in common with the row before it, which is what a cut before i costs.
+    """
+    best: list[tuple[int, int]] = [(0, 0)]  # for the rows before each place: tokens computed twice, runs
+    begins: list[int] = []  # where the last run of that best way begins
+    for stop in range(1, len(lengths) + 1):
+        size, ways = 0, []
+        for start in range(stop - 1, -1, -1):
+            size += lengths[start] - (shared[start + 1] if start + 1 < stop else 0)
+            if size > budget and start < stop - 1:
+                break  # a longer run is never smaller
+            twice, runs = best[start]
+            ways.append((twice + shared[start], runs + 1, start))
+        twice, runs, begin = min(ways)
+        best.append((twice, runs))
+        begins.append(begin)
+    cuts: list[tuple[int, int]] = []
+    stop = len(lengths)
+    while stop:
+        cuts.append((begins[stop - 1], stop))
+        stop = begins[stop - 1]
+    return cuts[::-1]
 
 
 def common_prefix(one: IntArray, other: IntArray) -> int:

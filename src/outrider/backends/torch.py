@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 import safetensors
@@ -15,23 +17,34 @@ from torch import Tensor
 from outrider.backends.files import atomic_directory, open_tensors, write_hugging_face, write_tensors
 from outrider.backends.language_model import LanguageModel, MicroBatch
 from outrider.backends.lora import adapters_off, add_adapters, merged_weights
-from outrider.backends.optimiser import MasterAdamW
+from outrider.backends.optimiser import AdamSettings, FlatAdamW, MasterAdamW
+from outrider.backends.rows import check_rows, check_sample, loss_inputs
 from outrider.backends.statistics import Statistics
-from outrider.errors import BatchError, ConfigError, RunError
+from outrider.backends.stochastic import StochasticAdamW
+from outrider.backends.terms import loss_terms
+from outrider.errors import ConfigError, RunError
 from outrider.protocols import LossSpec, OptimStats, StepStats
-from outrider.rl.losses import KL, LOSSES, Tokens
+from outrider.rl.losses import LOSSES
 from outrider.types import FloatArray, Row, Sample
 
 FORMAT = 1
-OPTIONAL = ("reference_logprobs", "old_logprobs", "returns", "old_values")
-"""Arrays that all rows of a batch have, or none."""
+
+PRECISIONS = MappingProxyType(
+    {"float32": torch.float32, "bfloat16": torch.bfloat16, "bfloat16-stochastic": torch.bfloat16}
+)
+"""What the model computes in, by `precision`."""
+
+VALUE_HEADS = MappingProxyType({"none": False, "shared": True, "detached": True})
+"""Whether there is a critic, by `value_head`."""
+
+_T = TypeVar("_T")
 
 
 class TorchBackend:
     """Satisfies `outrider.protocols.Backend`.
 
-    All trained weights have float32 masters; the model computes in `dtype` with rounded copies, which are also what is
-    published. One thread may call `save` while no other calls `optim_step` or `load`.
+    What the model computes with is bit for bit what is published. One thread may call `save` while no other calls
+    `optim_step` or `load`.
     """
 
     def __init__(
@@ -40,6 +53,8 @@ class TorchBackend:
         *,
         lora_rank: int = 0,
         lora_alpha: float = 32.0,
+        value_head: str = "none",
+        value_lr_ratio: float = 1.0,
         token_budget: int = 4096,
         share_prefixes: bool = True,
         gradient_checkpointing: bool = False,
@@ -47,51 +62,61 @@ class TorchBackend:
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         max_grad_norm: float = 1.0,
-        dtype: str = "bfloat16",
+        precision: str = "bfloat16",
         device: str = "auto",
         threads: int = 0,
         seed: int = 0,
     ) -> None:
-        """`model` is a Hugging Face folder. `token_budget` is in positions computed at once; `threads` 0 means all."""
+        """`model` is a Hugging Face folder. `token_budget` is in positions computed at once; `threads` 0 means all.
+
+        `precision` is ``float32``; ``bfloat16``, which computes in it and keeps float32 masters and moments; or
+        ``bfloat16-stochastic``, which keeps nothing wider between steps. `value_head` is ``none``; ``shared``, a critic
+        whose loss also shapes the trunk; or ``detached``, one that leaves the trunk to the policy.
+        """
         torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
         self._path = model
-        self._dtype = dtype
+        self._dtype = _named(precision, PRECISIONS, "train.precision")
         self._device = _device(device)
         self._token_budget = token_budget
         self._share_prefixes = share_prefixes
         self._lora = bool(lora_rank)
         self._model = LanguageModel(
-            model, dtype=dtype, device=self._device, gradient_checkpointing=gradient_checkpointing
+            model, dtype=self._dtype, device=self._device, gradient_checkpointing=gradient_checkpointing
         )
         if lora_rank:
             add_adapters(self._model.module, rank=lora_rank, alpha=lora_alpha, seed=seed)
+        critic = None
+        if _named(value_head, VALUE_HEADS, "train.value_head"):
+            critic = self._model.add_value_head(detached=value_head == "detached").trained()
         trained = {name: p for name, p in self._model.module.named_parameters() if p.requires_grad}
-        self._optimiser = MasterAdamW(
-            trained, betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm
+        settings = AdamSettings(
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            max_grad_norm=max_grad_norm,
+            value_lr_ratio=value_lr_ratio,
         )
+        self._optimiser: FlatAdamW
+        if precision == "bfloat16-stochastic":
+            self._optimiser = StochasticAdamW(trained, settings, critic, seed=seed)
+        else:
+            self._optimiser = MasterAdamW(trained, settings, critic)
         self._reference: LanguageModel | None = None
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
     def forward_backward(self, rows: Sequence[Row], loss: LossSpec) -> StepStats:
         """Accumulate the gradient of ``sum(weights * loss)``; see `outrider.protocols.Backend`."""
-        if loss.name not in LOSSES:
-            raise ConfigError(f"train.loss: there is no {loss.name!r}. Known: {', '.join(sorted(LOSSES))}.")
+        _named(loss.name, LOSSES, "train.loss")
         rows = [row for row in rows if row.sample.loss_mask.any()]
-        _check(rows, loss, self._model.module.config.vocab_size)
+        check_rows(rows, loss, self._model.module.config.vocab_size, critic=self._model.value_head is not None)
         statistics = Statistics()
         for batch in self._micro_batches([row.sample for row in rows]):
-            logp, entropy = self._model.score(batch)
-            tokens, weights, reference = _tokens(rows, batch, logp)
-            policy = LOSSES[loss.name](tokens, loss)
-            total = (weights * policy.loss).sum()
-            kl = KL[loss.kl](logp, reference) if reference is not None else None
-            if kl is not None and loss.kl_coef:
-                total = total + loss.kl_coef * (weights * kl).sum()
-            if loss.entropy_coef:
-                total = total - loss.entropy_coef * (weights * entropy).sum()
-            total.backward()  # type: ignore[no-untyped-call]
-            statistics.add(batch.pack.size, total, tokens, policy, entropy, kl)
+            scores = self._model.score(batch)
+            given = loss_inputs(rows, batch, scores)
+            terms = loss_terms(scores, given, loss)
+            terms.total.backward()  # type: ignore[no-untyped-call]
+            statistics.add(batch.pack, scores, given, terms)
         return statistics.result()
 
     def optim_step(self, lr: float) -> OptimStats:
@@ -104,15 +129,29 @@ class TorchBackend:
         `reference` asks for the starting weights: with LoRA the adapters are switched off; otherwise the model is
         read a second time at the first such call, and kept.
         """
+        model = self._reference_model() if reference and not self._lora else self._model
+        with adapters_off(self._model.module, reference and self._lora):
+            return self._each_token(samples, lambda batch: model.score(batch).logp)
+
+    def values(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """The critic's value of the state before each trained token, (T,) for each sample; 0 where its mask is false.
+
+        Raises `ConfigError` where the backend was made without a value head.
+        """
+        return self._each_token(samples, self._model.values)
+
+    @torch.no_grad()
+    def _each_token(self, samples: Sequence[Sample], score: Callable[[MicroBatch], Tensor]) -> list[FloatArray]:
+        """What `score` gives the trained tokens of each micro-batch, (M,), put where they stand in their samples."""
         found = [np.zeros(len(sample.token_ids), dtype=np.float32) for sample in samples]
         kept = [index for index, sample in enumerate(samples) if sample.loss_mask.any()]
-        model = self._reference_model() if reference and not self._lora else self._model
-        with torch.no_grad(), adapters_off(self._model.module, reference and self._lora):
-            for batch in self._micro_batches([samples[index] for index in kept]):
-                values = model.score(batch)[0].cpu().numpy()
-                for local in np.unique(batch.row):
-                    of_row = batch.row == local
-                    found[kept[local]][batch.position[of_row]] = values[of_row]
+        for index in kept:
+            check_sample(samples[index], self._model.module.config.vocab_size)
+        for batch in self._micro_batches([samples[index] for index in kept]):
+            values = score(batch).cpu().numpy()
+            for local in np.unique(batch.row):
+                of_row = batch.row == local
+                found[kept[local]][batch.position[of_row]] = values[of_row]
         return found
 
     def _micro_batches(self, samples: Sequence[Sample]) -> Iterator[MicroBatch]:
@@ -135,7 +174,10 @@ class TorchBackend:
         return directory
 
     def save(self, directory: Path) -> None:
-        """Write masters, moments and random state, float32, atomically. No optimiser step may run meanwhile."""
+        """Write trained weights (the critic's too), moments and random state, atomically.
+
+        No optimiser step may run meanwhile.
+        """
         state = {"format": FORMAT, "steps": self._optimiser.steps, "model": str(self._path)}
         with atomic_directory(directory) as folder:
             for name, tensors in self._optimiser.tensors().items():
@@ -149,7 +191,7 @@ class TorchBackend:
             state = json.loads((directory / "state.json").read_text(encoding="utf-8"))
             if state["format"] != FORMAT:
                 raise RunError(f"{directory} has checkpoint format {state['format']}; this version reads {FORMAT}.")
-            tables = {name: open_tensors(directory / f"{name}.safetensors") for name in MasterAdamW.TABLES}
+            tables = {name: open_tensors(directory / f"{name}.safetensors") for name in FlatAdamW.TABLES}
             self._optimiser.restore(tables, state["steps"])
             torch.set_rng_state(open_tensors(directory / "random.safetensors")["torch"])
         except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
@@ -158,60 +200,13 @@ class TorchBackend:
             ) from error
 
 
+def _named(name: str, table: Mapping[str, _T], field: str) -> _T:
+    if name not in table:
+        raise ConfigError(f"{field}: there is no {name!r}. Known: {', '.join(table)}.")
+    return table[name]
+
+
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(name)
-
-
-def _tokens(rows: Sequence[Row], batch: MicroBatch, logp: Tensor) -> tuple[Tokens, Tensor, Tensor | None]:
-    """What a loss wants of a micro-batch's M trained tokens, their weights, and reference log-probs if any."""
-    _, row = np.unique(batch.row, return_inverse=True)
-
-    def column(arrays: Sequence[FloatArray]) -> Tensor:
-        values = np.array([arrays[r][p] for r, p in zip(batch.row, batch.position, strict=True)], dtype=np.float32)
-        return torch.from_numpy(values).to(logp.device)
-
-    def optional(arrays: Sequence[FloatArray | None]) -> Tensor | None:
-        given = [array for array in arrays if array is not None]
-        return column(given) if given else None
-
-    tokens = Tokens(
-        logp=logp,
-        behaviour_logp=column([item.sample.logprobs for item in rows]),
-        old_logp=optional([item.old_logprobs for item in rows]),
-        advantages=column([item.advantages for item in rows]),
-        row=torch.from_numpy(row.astype(np.int64)).to(logp.device),
-    )
-    return tokens, column([item.weights for item in rows]), optional([item.reference_logprobs for item in rows])
-
-
-def _check(rows: Sequence[Row], loss: LossSpec, vocabulary: int) -> None:
-    """Raise `BatchError` on rows that must not be trained on."""
-    for row in rows:
-        name, total = row.sample.rollout_id, len(row.sample.token_ids)
-        arrays = {"advantages": row.advantages, "weights": row.weights, "logprobs": row.sample.logprobs}
-        for field in OPTIONAL:
-            if getattr(row, field) is not None:
-                arrays[field] = getattr(row, field)
-        if loss.kl_coef and row.reference_logprobs is None:
-            raise BatchError(f"rollout {name}: train.kl_coef is set, but its row has no reference log-probs.")
-        for field, values in arrays.items():
-            if len(values) != total:
-                raise BatchError(f"rollout {name}: {field} has length {len(values)} for {total} tokens.")
-            if not np.isfinite(values).all():
-                raise BatchError(f"rollout {name}: {field} holds a number that is not finite.")
-        _check_sample(row.sample, vocabulary)
-    for field in OPTIONAL:
-        if len({getattr(row, field) is None for row in rows}) > 1:
-            raise BatchError(f"some rows have {field} and some have not.")
-
-
-def _check_sample(sample: Sample, vocabulary: int) -> None:
-    name = sample.rollout_id
-    if sample.loss_mask[0]:
-        raise BatchError(f"rollout {name}: the first token of a row cannot be trained, it has no context.")
-    if not 0 <= sample.token_ids.min() <= sample.token_ids.max() < vocabulary:
-        raise BatchError(f"rollout {name}: a token id is outside the model's vocabulary of {vocabulary}.")
-    if sample.temperature <= 0:
-        raise BatchError(f"rollout {name}: a temperature of {sample.temperature} has no log-probs.")
