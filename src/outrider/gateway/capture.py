@@ -5,8 +5,9 @@ A reason starts with a short kind and a colon, so that reasons can be counted.
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
+from struct import error as StructError
+from struct import pack
 
 import numpy as np
 
@@ -97,15 +98,16 @@ def _choice_problem(choice: SampledChoice, token_ids: IntArray | None, logprobs:
 def _ids(ids: list[int | None]) -> IntArray | None:
     """None where an entry is no token id."""
     try:
-        found = np.frombuffer(array("i", ids), dtype=np.int32)  # type: ignore[type-var]
-    except (TypeError, OverflowError):
+        found = np.frombuffer(pack(f"{len(ids)}i", *ids), dtype=np.int32)  # twice as fast as numpy is with a list
+    except StructError:
         return None
-    return None if len(found) and found.min() < 0 else found
+    return None if len(found) and np.minimum.reduce(found) < 0 else found
 
 
 def _floats(values: list[float | None]) -> FloatArray:
-    """Null becomes NaN."""
+    """Null becomes NaN, and what is beyond float32 an infinity."""
     try:
-        return np.frombuffer(array("f", values), dtype=np.float32)  # type: ignore[type-var]
-    except TypeError:
-        return np.array([np.nan if value is None else value for value in values], dtype=np.float32)
+        return np.frombuffer(pack(f"{len(values)}f", *values), dtype=np.float32)
+    except (StructError, OverflowError):
+        with np.errstate(over="ignore"):
+            return np.array([np.nan if value is None else value for value in values], dtype=np.float32)
