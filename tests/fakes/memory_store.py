@@ -28,6 +28,10 @@ class MemoryStore:
         self._attempts: dict[str, Attempt] = {}
         self._values: dict[str, str] = {}
 
+    @property
+    def pending(self) -> int:
+        return 0
+
     def append_call(self, call: Call) -> Future[int]:
         future: Future[int] = Future()
         with self._lock:
@@ -136,6 +140,10 @@ class MemoryStore:
     def value(self, key: str) -> str | None:
         with self._lock:
             return self._values.get(key)
+
+    def values(self, prefix: str) -> dict[str, str]:
+        with self._lock:
+            return {key: value for key, value in self._values.items() if key.startswith(prefix)}
 
     def close(self) -> None:
         pass

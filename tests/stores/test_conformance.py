@@ -280,4 +280,8 @@ def test_values_are_set_and_replaced(store):
     assert store.value("policy_version") is None
     store.set_value("policy_version", "1")
     store.set_value("policy_version", "2")
+    for key in ("gateway:1", "gateway:%", "gateway", "Gateway:2"):
+        store.set_value(key, key)
+    assert store.values("gateway:") == {"gateway:1": "gateway:1", "gateway:%": "gateway:%"}
+    assert store.values("nothing") == {}
     assert store.value("policy_version") == "2"

@@ -184,6 +184,10 @@ class PostgresStore:
         rows = self.query('SELECT value FROM "values" WHERE key = %s', (key,))
         return str(rows[0][0]) if rows else None
 
+    def values(self, prefix: str) -> dict[str, str]:
+        rows = self.query('SELECT key, value FROM "values" WHERE starts_with(key, %s)', (prefix,))
+        return {str(key): str(value) for key, value in rows}
+
     def pruner(self) -> PostgresPruner:
         """For `prune.prune`."""
         return PostgresPruner(self.connect(), self.label)

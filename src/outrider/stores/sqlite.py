@@ -150,6 +150,9 @@ class SqliteStore:
         rows = self._query('SELECT value FROM "values" WHERE key = ?', (key,))
         return str(rows[0][0]) if rows else None
 
+    def values(self, prefix: str) -> dict[str, str]:
+        return dict(self._query('SELECT key, value FROM "values" WHERE substr(key, 1, length(?1)) = ?1', (prefix,)))
+
     def pruner(self) -> SqlitePruner:
         """For `prune.prune`."""
         return SqlitePruner(self.path)
