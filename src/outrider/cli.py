@@ -236,6 +236,32 @@ def report(run_folder: Path) -> None:
 
 
 @main.command()
+@click.argument("run_folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--split", default="train", show_default=True, help="Rollouts of this split.")
+@click.option("--step", type=int, help="Only this training step.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@told_plainly
+def drift(run_folder: Path, split: str, step: int | None, as_json: bool) -> None:
+    """Say what broke the continuity of tokens between the calls of a run, and how many tokens that cost."""
+    from rich.console import Console
+
+    from outrider import assemble
+    from outrider.reports.drift import print_drift
+    from outrider.runfolder import RunFolder
+    from outrider.trajectory.drift import Drift
+
+    found = Drift()
+    with assemble.opened(RunFolder(run_folder)) as store:
+        for rollout in store.rollouts(split=split, step=step):
+            if rollout.attempt:
+                found.add(store.calls(f"{rollout.id}.a{rollout.attempt}"))
+    if as_json:
+        click.echo(json.dumps(found.report()))
+    else:
+        print_drift(found.report(), Console())
+
+
+@main.command()
 @told_plainly
 def doctor() -> None:
     """Say what this machine can run, and what is missing."""
