@@ -23,6 +23,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -262,6 +263,7 @@ def main() -> None:
     parser.add_argument("--growth", action="store_true", help="measure times in the second table too")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it takes minutes: show what is there
     if os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE":
         print("OMP_WAIT_POLICY is not PASSIVE: on a machine that does other things too, figures will be poor")
     cores = len(os.sched_getaffinity(0))

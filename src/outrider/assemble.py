@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider import evaluate as measuring
+from outrider import learn
 from outrider.config import RunConfig, parse
 from outrider.data.tasks import load_tasks
 from outrider.engines.embedded.weights import resolve_model
@@ -25,7 +26,7 @@ from outrider.memory import MemoryWatch
 from outrider.protocols import Backend, Engine, Observer, RewardFunction, Store
 from outrider.reconcile import Reconciler
 from outrider.registry import resolve
-from outrider.rl.advantages import ESTIMATORS
+from outrider.rl.advantages import CRITICS
 from outrider.runfolder import RunFolder
 from outrider.stores import open_store
 from outrider.supervise import Service, Supervisor, free_port
@@ -65,22 +66,10 @@ def check_inputs(config: RunConfig, root: Path, folder: RunFolder) -> Inputs:
     )
 
 
-def check_algorithm(config: RunConfig) -> None:
-    """Raise `ConfigError` for the name of an estimator or a loss that does not exist."""
-    from outrider.rl.losses import LOSSES  # torch, which an evaluation does not need
-
-    for field, name, known in (
-        ("train.advantage", config.train.advantage, ESTIMATORS),
-        ("train.loss", config.train.loss, LOSSES),
-    ):
-        if name not in known:
-            raise ConfigError(f"{field}: there is no {name!r}. Known: {', '.join(sorted(known))}.")
-
-
 def train(inputs: Inputs, observer: Observer, stop: threading.Event) -> Json:
     """Train as configured. Returns what `Trainer.run` returns, with ``peak_rss_bytes``."""
     config, folder = inputs.config, inputs.folder
-    check_algorithm(config)
+    learn.check(config.train)
     floor = max((record.get("peak_rss_bytes", 0) for record in folder.records()), default=0)
     latest = folder.latest()
     progress = Progress(policy_version=latest.policy_version if latest else 0)
@@ -253,6 +242,9 @@ def make_backend(config: RunConfig, model: Path) -> Backend:
         token_budget=train.token_budget,
         lora_rank=train.lora_rank,
         lora_alpha=train.lora_alpha,
+        precision=train.precision,
+        value_head=train.critic if train.advantage in CRITICS else "none",
+        value_lr_ratio=train.critic_lr / train.lr if train.critic_lr else 1.0,
         share_prefixes=train.share_prefixes,
         gradient_checkpointing=train.gradient_checkpointing,
         threads=train.threads,

@@ -18,6 +18,20 @@ from msgspec import Meta
 
 from outrider.errors import ConfigError
 
+GROUP_BASELINES = (
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "opo",
+    "gpg",
+    "pass_at_k",
+    "grpo_passk",
+    "reinforce_pp_baseline",
+    "return_to_go",
+    "gigpo",
+)
+"""Estimators to which a group of one says nothing."""
+
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all sections."""
@@ -128,7 +142,7 @@ class LeaveOutRule(Section, frozen=True, kw_only=True):
 class TrainConfig(Section, frozen=True, kw_only=True):
     steps: Annotated[int, Meta(ge=0, description="Optimiser steps.")] = 8
     groups: Annotated[int, Meta(ge=1, description="Tasks a step.")] = 8
-    group_size: Annotated[int, Meta(ge=2, description="Rollouts a task; a group baseline needs two.")] = 8
+    group_size: Annotated[int, Meta(ge=1, description="Rollouts a task; a group baseline needs two.")] = 8
     lr: Annotated[float, Meta(gt=0, description="Peak learning rate.")] = 2e-5
     warmup_steps: Annotated[int, Meta(ge=0, description="Steps of linear warm-up.")] = 1
     weight_decay: Annotated[float, Meta(ge=0, description="AdamW weight decay.")] = 0.0
@@ -150,15 +164,85 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     oversample: Annotated[
         float, Meta(ge=1, description="With dynamic_filter, groups a step may try, as a multiple of `groups`.")
     ] = 3.0
-    advantage: Annotated[str, Meta(description="Advantage estimator.")] = "grpo"
-    loss: Annotated[str, Meta(description="Policy loss.")] = "ppo_clip"
+    advantage: Annotated[
+        str,
+        Meta(
+            description="Advantage estimator. Of a rollout: grpo, dr_grpo, rloo, opo, gpg, pass_at_k, grpo_passk, "
+            "reinforce, reinforce_running, reinforce_pp, reinforce_pp_baseline; of each call: return_to_go, gigpo, "
+            "gae_call; of each token: gae. The gae ones have a critic."
+        ),
+    ] = "grpo"
+    gamma: Annotated[
+        float, Meta(ge=0, le=1, description="Discount from call to call; with gae from token to token.")
+    ] = 1.0
+    gae_lambda: Annotated[float, Meta(ge=0, le=1, description="Lambda of gae: 1 trusts returns, 0 the critic.")] = 1.0
+    pass_k: Annotated[int, Meta(ge=1, description="Tries of pass_at_k.")] = 4
+    gigpo_weight: Annotated[float, Meta(ge=0, description="Weight of gigpo's comparison between equal states.")] = 1.0
+    gigpo_state: Annotated[
+        Literal["observation", "context"],
+        Meta(
+            description="What makes two calls' states equal in gigpo: the new tokens, or all tokens before the answer."
+        ),
+    ] = "observation"
+    running_decay: Annotated[
+        float, Meta(ge=0, lt=1, description="Share of the old mean that reinforce_running keeps at each step.")
+    ] = 0.9
+    loss: Annotated[
+        str, Meta(description="Policy loss: ppo_clip, reinforce, cispo, gspo, sapo, dppo_tv or dppo_kl.")
+    ] = "ppo_clip"
     normalisation: Annotated[
         Literal["rollout", "token", "sequence", "constant"],
         Meta(description="What the loss is averaged over; `rollout` gives each rollout the same weight."),
     ] = "rollout"
+    constant_tokens: Annotated[
+        int, Meta(ge=1, description="Tokens that the constant normalisation divides by, for each rollout.")
+    ] = 1024
     clip_low: Annotated[float, Meta(ge=0, le=1, description="Ratio is clipped at 1 - clip_low.")] = 0.2
     clip_high: Annotated[float, Meta(ge=0, description="Ratio is clipped at 1 + clip_high.")] = 0.28
+    dual_clip: Annotated[
+        float, Meta(ge=0, description="Largest ratio that counts where the advantage is negative, above 1; 0 for none.")
+    ] = 0.0
+    sapo_tau_positive: Annotated[float, Meta(gt=0, description="Steepness of sapo's gate for positive advantages.")] = (
+        1.0
+    )
+    sapo_tau_negative: Annotated[float, Meta(gt=0, description="Steepness of sapo's gate for the others.")] = 1.05
+    dppo_divergence: Annotated[
+        float, Meta(gt=0, description="Divergence (dppo_tv: of probability, dppo_kl: nats) where a token is left out.")
+    ] = 0.15
+    entropy_coef: Annotated[float, Meta(ge=0, description="Weight of the entropy bonus; 0 for none.")] = 0.0
     kl_coef: Annotated[float, Meta(ge=0, description="Weight of the KL to the starting model; 0 for none.")] = 0.0
+    kl: Annotated[Literal["k1", "k2", "k3"], Meta(description="Estimator of that KL.")] = "k3"
+    kl_in: Annotated[
+        Literal["loss", "reward"], Meta(description="Whether that KL is a term of the loss or comes off the reward.")
+    ] = "loss"
+    value_coef: Annotated[float, Meta(ge=0, description="Weight of the critic's loss.")] = 0.5
+    value_clip: Annotated[
+        float, Meta(ge=0, description="How far a value may move in a step before its loss stops it; 0 for no bound.")
+    ] = 0.2
+    correction: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Corrections for tokens that other weights sampled: token_tis, sequence_tis, icepop, geometric. "
+            "With any, log-probs are recomputed before the update, and ratios are taken to these."
+        ),
+    ] = ()
+    tis_cap: Annotated[float, Meta(gt=0, description="Largest weight of token_tis and sequence_tis.")] = 2.0
+    icepop_low: Annotated[float, Meta(ge=0, description="icepop masks tokens whose ratio is below this.")] = 0.5
+    icepop_high: Annotated[float, Meta(gt=0, description="icepop masks tokens whose ratio is above this.")] = 5.0
+    geometric_low: Annotated[
+        float, Meta(ge=0, description="geometric masks rollouts whose mean ratio is below this.")
+    ] = 0.99
+    geometric_high: Annotated[
+        float, Meta(gt=0, description="geometric masks rollouts whose mean ratio is above this.")
+    ] = 1.01
+    stop_on_mismatch: Annotated[
+        float,
+        Meta(ge=0, description="Stop when engine and trainer differ by more on the mean, nats a token; 0 never does."),
+    ] = 0.0
+    stop_on_mismatch_jump: Annotated[
+        float,
+        Meta(ge=0, description="Stop when they differ by more than so many times the running median; 0 never does."),
+    ] = 0.0
     epochs: Annotated[int, Meta(ge=1, description="Optimiser passes over each batch.")] = 1
     temperature: Annotated[float, Meta(gt=0, description="Sampling temperature of training rollouts.")] = 1.0
     max_tokens: Annotated[int, Meta(ge=1, description="Longest training sample, tokens; see `too_long`.")] = 2048
@@ -178,6 +262,22 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     token_budget: Annotated[int, Meta(ge=16, description="Tokens computed in one micro-batch.")] = 4096
     lora_rank: Annotated[int, Meta(ge=0, description="LoRA rank; 0 trains all weights.")] = 0
     lora_alpha: Annotated[float, Meta(gt=0, description="LoRA scale is lora_alpha / lora_rank.")] = 32.0
+    precision: Annotated[
+        Literal["float32", "bfloat16", "bfloat16-stochastic"],
+        Meta(
+            description="float32; bfloat16: computes in it, with float32 masters and moments; bfloat16-stochastic: "
+            "nothing wider is kept, steps are rounded at random."
+        ),
+    ] = "bfloat16"
+    critic: Annotated[
+        Literal["shared", "detached"],
+        Meta(
+            description="Value head of estimators that need one (gae): its loss also shapes the trunk, or leaves it be."
+        ),
+    ] = "shared"
+    critic_lr: Annotated[
+        float, Meta(ge=0, description="Peak learning rate of the value head; 0 for that of the policy.")
+    ] = 0.0
     share_prefixes: Annotated[bool, Meta(description="Compute prefixes that rows share once.")] = True
     gradient_checkpointing: Annotated[bool, Meta(description="Recompute activations to save memory.")] = False
     threads: Annotated[int, Meta(ge=0, description="CPU threads; 0 for all cores.")] = 0
@@ -221,6 +321,13 @@ def parse(tree: dict[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
         config = msgspec.convert(tree, RunConfig, strict=True)
     except msgspec.ValidationError as error:
         raise ConfigError(_readable(str(error))) from None
+    if config.train.group_size < 2 and config.train.advantage in GROUP_BASELINES:
+        raise ConfigError(
+            f"train.group_size: {config.train.advantage} compares rollouts of a group, so it needs 2 or more; "
+            "reinforce_running and reinforce_pp don't."
+        )
+    if 0 < config.train.dual_clip <= 1:
+        raise ConfigError("train.dual_clip: must be above 1, or 0 for none.")
     if bool(config.harness.command) == bool(config.harness.function):
         raise ConfigError("harness: give either `command` or `function`, and not both.")
     for place, rule in enumerate(config.train.leave_out):

@@ -1,53 +1,135 @@
-"""From the rows of a step to new weights: credit, reference log-probs, gradient, optimiser."""
+"""From the rows of a step to new weights: credit, reference and proximal log-probs, gradient, optimiser."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from outrider.config import TrainConfig
+from outrider.errors import ConfigError, RunError
 from outrider.metrics import Timer
 from outrider.protocols import Backend, LossSpec, Observer, OptimStats, StepStats
+from outrider.rl.advantages import CRITICS, ESTIMATORS, Context, RunningMean
 from outrider.rl.batch import Batch, make_batch
-from outrider.types import Rollout, Sample
+from outrider.rl.correction import Bounds, Correction, check_methods, correct
+from outrider.rl.credit import Evidence
+from outrider.rl.mismatch import HISTORY, alarm
+from outrider.rl.steps import STATES
+from outrider.types import FloatArray, Json, Rollout, Row, Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What the update of a step did. The statistics are those of its first pass, before the weights moved."""
+
+    stats: StepStats
+    optim: OptimStats
+    correction: Correction | None
+    """Where `train.correction` names any."""
+
+    @property
+    def excluded(self) -> Counter[str]:
+        return Counter() if self.correction is None else self.correction.excluded
+
+    def record(self) -> Json:
+        """What metrics.jsonl keeps of the correction."""
+        return {} if self.correction is None else {"mismatch": asdict(self.correction.mismatch)}
 
 
 class Learner:
-    """What `config` says a step learns, and how. `check_stop` raises where the run shall end."""
+    """What `config` says a step learns, and how. `check_stop` raises where the run shall end.
+
+    Two things outlive a step, so that the record of each step holds them and `recall` reads them back: the running
+    baseline, and how far engine and trainer were apart.
+    """
 
     def __init__(
-        self, config: TrainConfig, backend: Backend, observer: Observer, check_stop: Callable[[], None]
+        self,
+        config: TrainConfig,
+        backend: Backend,
+        observer: Observer,
+        check_stop: Callable[[], None],
+        success: float = 1.0,
     ) -> None:
         self.config = config
         self.backend = backend
         self.observer = observer
+        self.success = success
+        self.baseline = RunningMean()
+        self._differences: list[float] = []
         self._check_stop = check_stop
 
-    def batch(self, rollouts: Sequence[Rollout], samples: Sequence[Sample]) -> Batch:
-        """Rows with their credit. Raises as `make_batch`."""
-        return make_batch(
+    def recall(self, record: Json) -> None:
+        """Take up what the record of an earlier step says."""
+        if "reward_baseline" in record:
+            self.baseline = RunningMean(*record["reward_baseline"])
+        if "logprob_diff_mean" in record:
+            self._remember(record["logprob_diff_mean"])
+
+    def batch(
+        self,
+        rollouts: Sequence[Rollout],
+        samples: Sequence[Sample],
+        call_rewards: Mapping[str, FloatArray] | None = None,
+    ) -> Batch:
+        """Rows with their credit. `call_rewards` has one number a call, by rollout id. Raises as `make_batch`."""
+        config = self.config
+        evidence = Evidence(
+            call_rewards=call_rewards or {},
+            values=self.backend.values(samples) if config.advantage in CRITICS else None,
+            penalties=self._penalties(samples) if config.kl_coef and config.kl_in == "reward" else None,
+            state=STATES[config.gigpo_state],
+        )
+        batch = make_batch(
             samples,
             {rollout.id: rollout.reward for rollout in rollouts},
             {rollout.id: rollout.group_id for rollout in rollouts},
-            estimator=self.config.advantage,
-            normalisation=self.config.normalisation,
+            estimator=config.advantage,
+            normalisation=config.normalisation,
+            context=Context(
+                running=self.baseline.mean,
+                success=self.success,
+                k=config.pass_k,
+                gamma=config.gamma,
+                lam=config.gae_lambda,
+                step_weight=config.gigpo_weight,
+            ),
+            evidence=evidence,
+            constant_tokens=config.constant_tokens,
         )
+        rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+        self.baseline = self.baseline.after(rewards, config.running_decay)
+        return batch
 
-    def update(
-        self, step: int, batch: Batch, timer: Timer, before_change: Callable[[], None]
-    ) -> tuple[StepStats, OptimStats]:
+    def record(self) -> Json:
+        """What the record of a step must hold for `recall`, beside `logprob_diff_mean`."""
+        if self.config.advantage != "reinforce_running":
+            return {}
+        return {"reward_baseline": [self.baseline.total, self.baseline.weight]}
+
+    def update(self, step: int, batch: Batch, timer: Timer, before_change: Callable[[], None]) -> Update:
         """`epochs` passes over the batch; `before_change` is called before each change of the weights.
 
-        The statistics returned are those of the first pass, which is on policy.
+        Raises `RunError`, with the weights as they were, where engine and trainer disagree by more than
+        `stop_on_mismatch` allows.
         """
         config = self.config
-        loss = LossSpec(name=config.loss, clip_low=config.clip_low, clip_high=config.clip_high, kl_coef=config.kl_coef)
+        loss = loss_spec(config)
         rows = batch.rows
-        if config.kl_coef:
-            rows = batch.with_reference(self.backend.logprobs([row.sample for row in rows], reference=True))
+        correction = None
+        if config.correction:
+            correction = correct(self._with_old(rows), config.correction, bounds(config))
+            rows = correction.rows
+        if loss.kl_coef:
+            reference = self.backend.logprobs([row.sample for row in rows], reference=True)
+            rows = tuple(replace(row, reference_logprobs=given) for row, given in zip(rows, reference, strict=True))
         passes: list[tuple[StepStats, OptimStats]] = []
         for _ in range(config.epochs):
             self._check_stop()
             stats = self.backend.forward_backward(rows, loss)
+            if not passes:
+                self._check_mismatch(step, stats.logprob_diff_mean)
             timer.lap("forward_backward")
             before_change()
             timer.skip()
@@ -57,7 +139,67 @@ class Learner:
             passes.append((stats, optim))
             self.observer.advance()
         timer.lap("forward_backward")
-        return passes[0]
+        return Update(stats=passes[0][0], optim=passes[0][1], correction=correction)
+
+    def _with_old(self, rows: Sequence[Row]) -> list[Row]:
+        old = self.backend.logprobs([row.sample for row in rows])
+        return [replace(row, old_logprobs=given) for row, given in zip(rows, old, strict=True)]
+
+    def _penalties(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        from outrider.rl.kl_reward import kl_penalties  # torch, which a trainer's process has by now
+
+        old, reference = self.backend.logprobs(samples), self.backend.logprobs(samples, reference=True)
+        return kl_penalties(samples, old, reference, self.config.kl_coef, self.config.kl)
+
+    def _check_mismatch(self, step: int, difference: float) -> None:
+        config = self.config
+        why = alarm(self._differences, difference, limit=config.stop_on_mismatch, jump=config.stop_on_mismatch_jump)
+        if why:
+            raise RunError(
+                f"step {step}: {why}. The weights are those before this step. Look for a publish that failed, a "
+                "sampling parameter that the trainer does not know of, or another tokenizer or chat template."
+            )
+        self._remember(difference)
+
+    def _remember(self, difference: float) -> None:
+        self._differences = [*self._differences, difference][-HISTORY:]
+
+
+def check(config: TrainConfig) -> None:
+    """Raise `ConfigError` for the name of an estimator, a loss or a correction that does not exist."""
+    from outrider.rl.losses import LOSSES  # torch, which an evaluation does not need
+
+    for field, name, known in (("train.advantage", config.advantage, ESTIMATORS), ("train.loss", config.loss, LOSSES)):
+        if name not in known:
+            raise ConfigError(f"{field}: there is no {name!r}. Known: {', '.join(sorted(known))}.")
+    check_methods(config.correction)
+
+
+def loss_spec(config: TrainConfig) -> LossSpec:
+    return LossSpec(
+        name=config.loss,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        dual_clip=config.dual_clip,
+        tau_positive=config.sapo_tau_positive,
+        tau_negative=config.sapo_tau_negative,
+        divergence=config.dppo_divergence,
+        entropy_coef=config.entropy_coef,
+        kl_coef=config.kl_coef if config.kl_in == "loss" else 0.0,
+        kl=config.kl,
+        value_coef=config.value_coef,
+        value_clip=config.value_clip,
+    )
+
+
+def bounds(config: TrainConfig) -> Bounds:
+    return Bounds(
+        tis_cap=config.tis_cap,
+        icepop_low=config.icepop_low,
+        icepop_high=config.icepop_high,
+        geometric_low=config.geometric_low,
+        geometric_high=config.geometric_high,
+    )
 
 
 def learning_rate(peak: float, warmup_steps: int, step: int) -> float:

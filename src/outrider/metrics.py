@@ -58,10 +58,12 @@ def rollout_record(
 
 def update_record(stats: StepStats, optim: OptimStats) -> dict[str, Any]:
     """What the update of a step did."""
+    critic = {"value_loss": stats.value_loss, "value_explained_variance": stats.value_explained_variance}
     return {
         "loss": stats.loss,
         "tokens": stats.tokens,
         "tokens_computed": stats.tokens_computed,
+        "tokens_recomputed": stats.tokens_recomputed,
         "ratio_mean": stats.ratio_mean,
         "clip_fraction": stats.clip_fraction,
         "entropy": stats.entropy,
@@ -72,4 +74,5 @@ def update_record(stats: StepStats, optim: OptimStats) -> dict[str, Any]:
         "grad_norm": optim.grad_norm,
         "lr": optim.lr,
         "update_skipped": optim.skipped,
+        **{name: value for name, value in critic.items() if value is not None},
     }

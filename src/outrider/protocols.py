@@ -243,9 +243,9 @@ class StepStats:
     logprob_diff_max: float
     tokens_recomputed: int = 0
     """Part of `tokens_computed`: prefixes computed again because the token budget cut the tree above them."""
-    value_loss: float = 0.0
-    """Of the critic, before `LossSpec.value_coef`; 0 without one."""
-    value_explained_variance: float = 0.0
+    value_loss: float | None = None
+    """Of the critic, before `LossSpec.value_coef`; None where no row has `returns`."""
+    value_explained_variance: float | None = None
     """``1 - var(returns - values) / var(returns)``: 1 is a perfect critic, 0 one that knows the mean at best."""
 
 

@@ -123,7 +123,7 @@ def test_it_begins_at_zero_and_rows_without_returns_need_none(tiny, branching_ro
         without.forward_backward(with_returns(rows), SPEC)
     with pytest.raises(BatchError, match="old_values but no returns"):
         made.forward_backward([replace(rows[0], old_values=rows[0].advantages)], SPEC)
-    with pytest.raises(ConfigError, match=r"train\.value_head.*'yes'.*shared"):
+    with pytest.raises(ConfigError, match=r"train\.critic.*'yes'.*shared"):
         backend(tiny, value_head="yes")
 
 

@@ -65,7 +65,7 @@ class Statistics:
             kl_reference=mean.get("kl_reference", 0.0),
             logprob_diff_mean=mean.get("difference", 0.0),
             logprob_diff_max=self.largest_difference,
-            value_loss=mean.get("critic", 0.0),
+            value_loss=mean.get("critic"),
             value_explained_variance=_explained(mean),
         )
 
@@ -73,9 +73,11 @@ class Statistics:
         self.sums[name] = self.sums.get(name, 0.0) + values.sum().item()
 
 
-def _explained(mean: dict[str, float]) -> float:
+def _explained(mean: dict[str, float]) -> float | None:
     """``1 - var(returns - values) / var(returns)``; 0 where all returns are equal."""
-    variance = mean.get("return squared", 0.0) - mean.get("return", 0.0) ** 2
+    if "critic" not in mean:
+        return None
+    variance = mean["return squared"] - mean["return"] ** 2
     if variance < 1e-12:
         return 0.0
     return 1 - (mean["error squared"] - mean["error"] ** 2) / variance

@@ -86,7 +86,7 @@ class TorchBackend:
         if lora_rank:
             add_adapters(self._model.module, rank=lora_rank, alpha=lora_alpha, seed=seed)
         critic = None
-        if _named(value_head, VALUE_HEADS, "train.value_head"):
+        if _named(value_head, VALUE_HEADS, "train.critic"):
             critic = self._model.add_value_head(detached=value_head == "detached").trained()
         trained = {name: p for name, p in self._model.module.named_parameters() if p.requires_grad}
         settings = AdamSettings(
