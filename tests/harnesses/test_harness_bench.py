@@ -5,41 +5,49 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harnesses.bench import Bench
+from harnesses.bench import Bench, Setting
 from harnesses.catalog import HARNESSES, Dialect, Harness, Variant
 from harnesses.drive import PROGRAMS, drive
-from harnesses.engine import QUOTE, RESULT, Say, Use, decide, render
+from harnesses.engine import write_oddly
 from harnesses.install import Installed
+from harnesses.model import QUOTE, RESULT, Say, Use, decide
 from harnesses.table import to_json, to_markdown
-from outrider.types import Mode
+from outrider.types import Break, Mode
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "required": ["a", "b"]}}}
 ADD["function"]["parameters"]["properties"] = {"a": {"type": "integer"}, "b": {"type": "integer"}}
 ASK = {"role": "user", "content": "41235 + 27184?"}
 HERE = Installed(root=Path(), bin=Path(sys.executable).parent, seconds=1.0, bytes=1 << 20)
 
-# An agent in the standard library: it asks once, and calls again with a result where argv[1] says so.
+# An agent in the standard library. argv[1] says what is wrong with it.
 AGENT = """
 import json, os, sys, urllib.request
 def ask(messages):
-    body = json.dumps({"model": "m", "messages": messages, "tools": [json.loads(os.environ["TOOL"])]}).encode()
+    body = {"model": "m", "messages": messages, "tools": [json.loads(os.environ["TOOL"])]}
+    if sys.argv[1] == "force" and len(messages) == 1:
+        body["tool_choice"] = "required"
+    body = json.dumps(body).encode()
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)
     request.add_header("authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
     return json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+way = sys.argv[1]
 messages = [{"role": "user", "content": "41235 + 27184?"}]
 answer = ask(messages)
-if sys.argv[1] == "whole":
+while way in ("whole", "amend", "force") and answer.get("tool_calls"):
     call = answer["tool_calls"][0]
     numbers = json.loads(call["function"]["arguments"])
     result = str(numbers["a"] + numbers["b"])
+    if way == "amend":
+        answer["content"] = "By the way."
     messages += [answer, {"role": "tool", "tool_call_id": call["id"], "content": result}]
     answer = ask(messages)
-print({"whole": answer["content"], "mute": "68419"}.get(sys.argv[1], "The tool said: 68419"))
-sys.exit(3 if sys.argv[1] == "crash" else 0)
+print({"once": "The tool said: 68419", "crash": "The tool said: 68419", "mute": "68419"}.get(way, answer["content"]))
+sys.exit(3 if way == "crash" else 0)
 """
 
 
@@ -55,11 +63,12 @@ def agent(way: str, dialect: Dialect = Dialect.CHAT, **options) -> tuple[Harness
 
 @pytest.mark.parametrize("mode", list(Mode))
 def test_a_harness_that_uses_its_tool_is_ok_in_every_mode(tmp_path, mode):
-    with Bench(tmp_path, mode) as bench:
+    with Bench(tmp_path, Setting(mode=mode)) as bench:
         outcome = bench.run(*agent("whole"), HERE)
     assert outcome.problems == ()
     assert outcome.calls == 2
     assert outcome.samples == (1 if mode in (Mode.TRAIN, Mode.EVAL) else 0)
+    assert outcome.prompts.get("continued") == (1 if mode in (Mode.TRAIN, Mode.EVAL) else None)
 
 
 @pytest.mark.parametrize(
@@ -102,16 +111,46 @@ def test_the_model_quotes_the_last_result_and_never_repeats_a_call():
     assert decide({"messages": messages, "tools": [ADD]}, turns=4) == Say(text=QUOTE + RESULT)
 
 
-def test_odd_arguments_break_the_merge_of_a_rendered_history(tmp_path):
-    with Bench(tmp_path, odd_arguments=True) as bench:
-        outcome = bench.run(*agent("whole"), HERE)
-    assert (outcome.problems, outcome.calls, outcome.samples) == ((), 2, 2)
+@pytest.mark.parametrize("format", ["smol", "qwen"])
+@pytest.mark.parametrize("odd", [False, True])
+def test_what_is_told_of_prompts_rendered_anew_is_what_an_engine_would_do(tmp_path, format, odd):
+    """`samples_anew` is reckoned; here it is also tried."""
+    settings = [Setting(tokens=who, format=format, odd_arguments=odd, turns=4) for who in ("gateway", "engine")]
+    outcomes = []
+    for setting in settings:
+        folder = tmp_path / setting.tokens
+        folder.mkdir()
+        with Bench(folder, setting) as bench:
+            outcomes.append(bench.run(*agent("whole"), HERE))
+    made_here, made_there = outcomes
+    assert made_here.problems == made_there.problems == ()
+    assert made_here.samples == 1
+    assert made_here.samples_anew == made_there.samples == (4 if odd else 1)
+    assert made_there.samples_anew is None
 
 
-def test_a_longer_history_extends_the_prompt():
-    start = render({"messages": [ASK]})
-    longer = render({"messages": [ASK, {"role": "assistant", "content": "42"}]})
-    assert longer.startswith(start + "42")
+@pytest.mark.parametrize(
+    ("way", "fields", "problem"),
+    [
+        ("amend", {}, "broke: history rewritten"),
+        ("amend", {"rewrites": (Break.HISTORY_REWRITTEN,)}, ""),
+        ("whole", {"rewrites": (Break.HISTORY_REWRITTEN,)}, "which did not come"),
+        ("force", {}, "engine: a forced tool call"),
+        ("force", {"left_to_engine": "a forced tool call"}, ""),
+    ],
+)
+def test_a_history_that_breaks_must_be_in_the_catalog(tmp_path, way, fields, problem):
+    harness, variant = agent(way)
+    with Bench(tmp_path) as bench:
+        outcome = bench.run(harness, replace(variant, **fields), HERE)
+    assert outcome.ok == (not problem)
+    assert problem in "; ".join(outcome.problems)
+
+
+def test_odd_arguments_mean_the_same():
+    value = {"path": "é/ü 😀", "n": [1, 2.5, None, True], "more": {"a": "x", "b": ""}}
+    assert json.loads(write_oddly(value)) == value
+    assert write_oddly(value) != json.dumps(value)
 
 
 def test_the_catalog_is_pinned_and_its_programs_exist():
@@ -131,7 +170,7 @@ def test_the_table_names_what_went_wrong(tmp_path):
         outcomes = [bench.run(*agent(way), HERE) for way in ("whole", "crash")]
     table = to_markdown(outcomes, {"agent": HERE})
     assert table.count("\n") == 4
-    assert "| 2 exact | 1 |" in table
+    assert "| 2 exact | 1 | 1 | 1 | – |" in table
     assert "| ok |" in table
     assert "exit status 3" in table
     assert [record["ok"] for record in json.loads(to_json(outcomes, {}))] == [True, False]
