@@ -1,5 +1,7 @@
 """Groups in flight: how far ahead, handed out whole, carried over, replaced, resumed."""
 
+import contextlib
+import random
 import threading
 from collections import Counter
 
@@ -26,36 +28,51 @@ def ended(rollout, reward):
 
 
 class Fake:
-    """A reconciler on virtual time: each rollout takes as many ticks as `ticks(rollout)` says."""
+    """A reconciler on virtual time: each rollout takes as many ticks as `ticks(rollout)` says.
+
+    It fails when two threads work with it at the same time.
+    """
 
     def __init__(self, ticks=lambda rollout: 1, reward=lambda rollout: float(rollout.id[-1])):
         self.ticks, self.reward = ticks, reward
         self.left, self.done, self.submitted, self.cancelled, self.now = {}, {}, [], False, 0
         self.rollouts = {}
         self.broken = None
+        self.user = threading.Lock()
+
+    @contextlib.contextmanager
+    def alone(self):
+        assert self.user.acquire(blocking=False), "two threads work with the reconciler"
+        yield
+        self.user.release()
 
     def submit(self, rollouts):
-        for rollout in rollouts:
-            self.submitted.append(rollout.group_id)
-            self.rollouts[rollout.id] = rollout
-            self.left[rollout.id] = self.ticks(rollout)
+        with self.alone():
+            for rollout in rollouts:
+                self.submitted.append(rollout.group_id)
+                self.rollouts[rollout.id] = rollout
+                self.left[rollout.id] = self.ticks(rollout)
 
-    def tick(self):
+    def tick(self, patience_s=0.5):
         if self.broken:
             raise self.broken
-        self.now += 1
-        for rollout_id in list(self.left):
-            self.left[rollout_id] -= 1
-            if self.left[rollout_id] <= 0:
-                del self.left[rollout_id]
-                rollout = self.rollouts[rollout_id]
-                self.done[rollout_id] = ended(rollout, self.reward(rollout))
+        with self.alone():
+            self.now += 1
+            for rollout_id in list(self.left):
+                self.left[rollout_id] -= 1
+                if self.left[rollout_id] <= 0:
+                    del self.left[rollout_id]
+                    rollout = self.rollouts[rollout_id]
+                    self.done[rollout_id] = ended(rollout, self.reward(rollout))
 
-    def has_ended(self, rollout_id):
-        return rollout_id in self.done
+    @property
+    def idle(self):
+        return not self.left
 
-    def take(self, ids):
-        return [self.done.pop(rollout_id) for rollout_id in ids]
+    def take(self):
+        with self.alone():
+            done, self.done = list(self.done.values()), {}
+            return done
 
     def cancel(self):
         self.cancelled = True
@@ -153,16 +170,95 @@ def test_rollouts_beside_groups_leave_those_in_flight_alone():
 
 
 def test_in_the_background_rollouts_go_on_while_nobody_waits():
-    fake = Fake()
+    fake = Fake(ticks=lambda rollout: 50)
     with make(fake, mode="disaggregated") as scheduler:
         scheduler.take()
-        before, deadline = fake.now, threading.Event()
-        for _ in range(1000):
-            if fake.now > before + 5:
-                break
-            deadline.wait(0.01)
-        assert fake.now > before + 5
+        wait_until(lambda: len(set(fake.submitted)) == 6 and not fake.left)  # the next step's are there already
         assert len(indices(scheduler.take())) == 3
+
+
+def wait_until(condition):
+    waiting = threading.Event()
+    for _ in range(3000):
+        if condition():
+            return
+        waiting.wait(0.01)
+    raise AssertionError("waited in vain")
+
+
+def test_back_pressure_on_rollouts_sleeps_until_a_step_is_taken():
+    fake = Fake()
+    with make(fake, mode="disaggregated", ahead=2) as scheduler:
+        scheduler.take()
+        wait_until(lambda: len(set(fake.submitted)) == 9 and fake.idle and not fake.done)
+        before = fake.now
+        threading.Event().wait(0.3)  # the trainer trains
+        assert fake.now - before <= 3, "the rollout thread polls though there is nothing to do"
+        assert len(set(fake.submitted)) == 9
+        scheduler.take()
+        wait_until(lambda: len(set(fake.submitted)) == 12)
+
+
+def test_back_pressure_on_the_trainer_waits_for_whole_groups():
+    gate = threading.Event()
+
+    class Slow(Fake):
+        def tick(self, patience_s=0.5):
+            gate.wait(0.01)
+            if gate.is_set():
+                super().tick()
+
+    got = []
+    with make(Slow(), mode="disaggregated") as scheduler:
+        trainer = threading.Thread(target=lambda: got.extend(scheduler.take()))
+        trainer.start()
+        trainer.join(0.1)
+        assert trainer.is_alive()
+        gate.set()
+        trainer.join(30)
+    assert [len(group.rollouts) for group in got] == [SIZE] * 3
+
+
+@pytest.mark.parametrize("mode", ["sync", "collocated", "disaggregated"])
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_the_times_groups_are_whole_in_no_step_twice_and_no_more_open_than_allowed(mode, seed):
+    rng = random.Random(seed)
+    ahead = rng.randrange(3)
+    times = {}
+    fake = Fake(ticks=lambda rollout: times.setdefault(rollout.id, min(50, int(rng.paretovariate(0.8)))))
+    with make(fake, mode=mode, ahead=ahead) as scheduler:
+        allowed = 3 * ((0 if mode == "sync" else ahead) + 1)
+        handed_out = []
+        for step in range(8):
+            groups = scheduler.take()
+            handed_out += indices(groups)
+            assert all(len(group.rollouts) == SIZE for group in groups)
+            assert len(set(fake.submitted)) <= allowed + 3 * step
+            if rng.random() < 0.3:
+                handed_out.append(scheduler.replace("too old").index)
+                allowed += 1
+    assert len(handed_out) == len(set(handed_out))
+    assert set(Counter(fake.submitted).values()) == {SIZE}
+
+
+def test_extra_groups_are_in_flight_before_replacements_are_needed():
+    fake = Fake(reward=lambda rollout: 1.0 if rollout.group_id in ("g0", "g2") else float(rollout.id[-1]))
+    with make(fake, keep_signal=True, extra=2) as scheduler:
+        assert indices(scheduler.take()) == [1, 3, 4]
+        assert fake.now == 1  # all at once: nobody waited for a replacement to start
+
+
+def test_a_group_is_judged_by_what_is_known_when_it_is_handed_out():
+    fake = Fake(reward=lambda rollout: 0.0)
+    late = {"g0-1": 1.0}  # a reward that came after its attempt had ended
+
+    def refresh(rollout):
+        return ended(rollout, late.get(rollout.id, rollout.reward))
+
+    with make(fake, keep_signal=True, refresh=refresh, oversample=1.0) as scheduler:
+        (group,) = scheduler.take()
+        assert [r.reward for r in group.rollouts] == [0.0, 1.0]
+        assert scheduler.dropped == {NO_SIGNAL: 2}
 
 
 def test_an_error_in_the_background_reaches_the_trainer():

@@ -98,7 +98,7 @@ class Reconciler:
         except BaseException:
             self.cancel()
             raise
-        return self.take([rollout.id for rollout in wanted])
+        return [self._ended.pop(rollout.id) for rollout in wanted]
 
     def submit(self, wanted: Sequence[Rollout]) -> None:
         """Queue rollouts behind those that wait. Ones that ended in an earlier life are taken as they are."""
@@ -109,8 +109,11 @@ class Reconciler:
                 rollout = self._orphaned(rollout)
             self._place(rollout)
 
-    def tick(self) -> None:
-        """Start what there is room for and wait a moment for something to end. Raises `RunError`, `Interrupted`."""
+    def tick(self, patience_s: float = 0.5) -> None:
+        """Start what there is room for and wait up to `patience_s` for something to end.
+
+        Raises `RunError`, `Interrupted`.
+        """
         if self.stop.is_set():
             raise Interrupted("stopped on request")
         self.check()
@@ -119,16 +122,19 @@ class Reconciler:
             self._start(self._queue.popleft())
         if not available and not self._running:
             self.stop.wait(0.1)
-        for rollout in self._collect():
+        for rollout in self._collect(patience_s):
             self._place(rollout)
 
-    def has_ended(self, rollout_id: str) -> bool:
-        """Whether `take` would find it."""
-        return rollout_id in self._ended
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, runs or is being scored: a `tick` would do nothing."""
+        return not self._queue and not self._running
 
-    def take(self, rollout_ids: Sequence[str]) -> list[Rollout]:
-        """Hand over rollouts that ended, and forget them here."""
-        return [self._ended.pop(rollout_id) for rollout_id in rollout_ids]
+    def take(self) -> list[Rollout]:
+        """Hand over the rollouts that ended, and forget them here."""
+        ended = list(self._ended.values())
+        self._ended.clear()
+        return ended
 
     def cancel(self) -> None:
         """Stop every attempt and leave its rollout queued in the store, so that the same run can go on later."""
@@ -180,16 +186,16 @@ class Reconciler:
             Launch(attempt_id=attempt.id, task=rollout.task, env=self.env_for_key(key), workdir=workdir)
         )
 
-    def _collect(self) -> list[Rollout]:
+    def _collect(self, patience_s: float) -> list[Rollout]:
         """Wait a little for something to end; returns rollouts that ended or go back to the queue."""
         changed: list[Rollout] = []
         live = len(self._running) - len(self._scoring)
-        for ended in self.executor.poll(0.02 if self._scoring else 0.5) if live else []:
+        for ended in self.executor.poll(min(0.02, patience_s) if self._scoring else patience_s) if live else []:
             running = self._running.get(ended.attempt_id)
             if running is not None:
                 changed += self._on_exit(running, ended)
         if self._scoring:
-            timeout = 0.0 if live else 0.5
+            timeout = 0.0 if live else patience_s
             done, _ = wait(self._scoring, timeout=timeout, return_when=FIRST_COMPLETED)
             for future in list(self._scoring):
                 running, deadline = self._scoring[future]

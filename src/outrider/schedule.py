@@ -17,7 +17,6 @@ AReaL (arXiv:2505.24298) describes the admission rule; Kimi k1.5 (arXiv:2501.125
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,10 @@ from outrider.reconcile import Reconciler
 from outrider.types import Rollout
 
 NO_SIGNAL = "group: all rewards equal, replaced"
+IDLE_S = 1.0
+"""How long the rollout thread sleeps at most when there is nothing to run: it then looks whether the run shall end."""
+PATIENCE_S = 0.1
+"""How long it waits for a rollout to end before it looks for new groups to start."""
 
 Mode = Literal["sync", "collocated", "disaggregated"]
 
@@ -58,7 +61,10 @@ class Scheduler:
 
     `plan(index, task_index)` gives the rollouts of a group. With `keep_signal` a group whose rewards are all equal is
     dropped as soon as it is ready and another one is admitted in its place (DAPO's dynamic sampling, arXiv:2503.14476),
-    up to `oversample` times the groups of a step.
+    up to `oversample` times the groups of a step. `extra` more groups are kept in flight, so that a step need not wait
+    for replacements that start when it already lacks them. `refresh` gives a rollout that ended as it is known now.
+
+    One thread at a time works with the reconciler: the caller's, or in the background the scheduler's own.
     """
 
     def __init__(
@@ -72,11 +78,13 @@ class Scheduler:
         ahead: int,
         keep_signal: bool = False,
         oversample: float = 3.0,
+        extra: int = 0,
         position: Position | None = None,
+        refresh: Callable[[Rollout], Rollout] = lambda rollout: rollout,
     ) -> None:
-        self._reconciler, self._plan, self._sampler = reconciler, plan, sampler
+        self._reconciler, self._plan, self._sampler, self._refresh = reconciler, plan, sampler, refresh
         self._per_step = per_step
-        self._limit = per_step * ((0 if mode == "sync" else ahead) + 1)
+        self._limit = per_step * ((0 if mode == "sync" else ahead) + 1) + extra
         self._keep_signal, self._oversample = keep_signal, oversample
         self._background = mode == "disaggregated"
         position = position or Position()
@@ -84,8 +92,10 @@ class Scheduler:
         self._restored = list(position.open)
         self._open: dict[int, list[str]] = {}
         self._taken = 0
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._asked: list[Rollout] = []
+        """Not handed to the reconciler yet."""
+        self._ended: dict[str, Rollout] = {}
+        self._changed = threading.Condition()
         self._closing = False
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -99,58 +109,104 @@ class Scheduler:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        with self._lock:
+        with self._changed:
             self._closing = True
+            self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
         self._reconciler.cancel()
 
     def position(self) -> Position:
         """Where a run would go on from here."""
-        with self._lock:
+        with self._changed:
             return Position(next=self._next, open=tuple(sorted([*self._restored, *self._open])))
 
     def take(self) -> list[Group]:
         """Wait until the groups of one step are ready. Returns fewer when `oversample` times as many had no signal."""
         self.dropped.clear()
-        self._taken = 0  # the last step's weights are published: its groups make room for as many new ones
+        with self._changed:
+            self._taken = 0  # the last step's weights are published: its groups make room for as many new ones
+            self._changed.notify_all()
         taken: list[Group] = []
         tries = int(self._per_step * self._oversample)
         while len(taken) < self._per_step and len(taken) + self.dropped.total() < tries:
             group = self._next_ready()
             if self._keep_signal and not group.has_signal:
-                self.dropped[NO_SIGNAL] += 1
+                self._drop(NO_SIGNAL)
             else:
-                self._taken += 1
                 taken.append(group)
         return taken
 
     def replace(self, reason: str) -> Group:
         """Drop a group that was taken, for `reason`, and wait for another one in its place."""
-        self.dropped[reason] += 1
-        self._taken -= 1  # or a synchronous step, whose groups are all taken, would have no room for another
-        group = self._next_ready()
-        self._taken += 1
-        return group
+        self._drop(reason)
+        return self._next_ready()
 
     def run(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Run rollouts that belong to no group, such as an evaluation, beside whatever is in flight."""
-        with self._lock:
-            self._reconciler.submit(rollouts)
-            while not all(self._reconciler.has_ended(rollout.id) for rollout in rollouts):
-                self._wait(None)
-            return self._reconciler.take([rollout.id for rollout in rollouts])
+        with self._changed:
+            self._asked += rollouts
+            self._changed.notify_all()
+        self._until(lambda: all(rollout.id in self._ended for rollout in rollouts), admit=False)
+        return [self._ended.pop(rollout.id) for rollout in rollouts]
+
+    def _drop(self, reason: str) -> None:
+        self.dropped[reason] += 1
+        with self._changed:
+            self._taken -= 1  # or a synchronous step, whose groups are all taken, would have no room for another
+            self._changed.notify_all()
 
     def _next_ready(self) -> Group:
-        with self._lock:
-            while (group := self._ready()) is None:
-                self._wait(self._admit)
+        self._until(lambda: self._ready_index() is not None, admit=True)
+        with self._changed:
+            index = self._ready_index()
+            assert index is not None
+            rollouts = [self._refresh(self._ended.pop(rollout_id)) for rollout_id in self._open.pop(index)]
+            group = Group(index=index, rollouts=tuple(rollouts))
+            self._taken += 1
+            self._sampler.observe(group.rollouts)
             return group
 
-    # -- inside, with the lock held --------------------------------------------------------------------------------
+    def _ready_index(self) -> int | None:
+        """The oldest group that has ended; a waiting one is never overtaken by a later one that is ready too."""
+        ready = (index for index, ids in self._open.items() if all(rollout_id in self._ended for rollout_id in ids))
+        return min(ready, default=None)
+
+    def _until(self, condition: Callable[[], bool], *, admit: bool) -> None:
+        """Let rollouts go on, in this thread or in theirs, until `condition` holds."""
+        if self._background:
+            with self._changed:
+                while not condition():
+                    if self._error is not None:
+                        raise self._error
+                    self._changed.wait()
+        else:
+            while not condition():
+                if admit:
+                    self._admit()
+                self._go_on()
+
+    # -- the side that works with the reconciler ---------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """The background thread: sleeps when there is neither room for a group nor anything to run."""
+        try:
+            while True:
+                with self._changed:
+                    self._admit()
+                    if not self._asked and self._reconciler.idle and not self._closing:
+                        self._changed.wait(IDLE_S)
+                        self._admit()
+                    if self._closing:
+                        return
+                self._go_on(PATIENCE_S)
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
 
     def _admit(self) -> None:
-        """Submit groups up to the limit: first those that were open before a restart, then new ones."""
+        """Ask for groups up to the limit: first those that were open before a restart, then new ones."""
         while len(self._open) + self._taken < self._limit:
             if self._restored:
                 index = self._restored.pop(0)
@@ -158,41 +214,17 @@ class Scheduler:
                 index, self._next = self._next, self._next + 1
             rollouts = self._plan(index, self._sampler.choose(index))
             self._open[index] = [rollout.id for rollout in rollouts]
-            self._reconciler.submit(rollouts)
+            self._asked += rollouts
 
-    def _ready(self) -> Group | None:
-        """The oldest group that has ended; a waiting one is never overtaken by a later one that is ready too."""
-        for index in sorted(self._open):
-            ids = self._open[index]
-            if all(self._reconciler.has_ended(rollout_id) for rollout_id in ids):
-                del self._open[index]
-                group = Group(index=index, rollouts=tuple(self._reconciler.take(ids)))
-                self._sampler.observe(group.rollouts)
-                return group
-        return None
-
-    def _wait(self, admit: Callable[[], None] | None) -> None:
-        """Let rollouts go on for a moment, in this thread or in theirs."""
-        if self._error is not None:
-            raise self._error
-        if admit is not None:
-            admit()
-        if self._background:
-            self._changed.wait(1.0)
-        else:
-            self._reconciler.tick()
-
-    def _pump(self) -> None:
-        try:
-            while True:
-                with self._lock:
-                    if self._closing:
-                        return
-                    self._admit()
-                    self._reconciler.tick()
-                    self._changed.notify_all()
-                time.sleep(0.005)  # let the trainer have the lock: Python's are not fair
-        except BaseException as error:
-            with self._lock:
-                self._error = error
+    def _go_on(self, patience_s: float = 0.5) -> None:
+        """Hand over what was asked for, wait a moment, and collect what has ended."""
+        with self._changed:
+            asked, self._asked = self._asked, []
+        if asked:
+            self._reconciler.submit(asked)
+        self._reconciler.tick(patience_s)
+        ended = self._reconciler.take()
+        if ended:
+            with self._changed:
+                self._ended.update((rollout.id, rollout) for rollout in ended)
                 self._changed.notify_all()
