@@ -53,7 +53,8 @@ def test_overrides_reach_nested_keys_and_keep_toml_types():
         ({}, ("train.stpes=1",), "train.stpes: there is no such key. Did you mean train.steps?"),
         ({"lr": 1.0}, (), "lr: there is no such key. Did you mean train.lr?"),
         ({}, ("train.steps=many",), "train.steps: expected int, got str."),
-        ({}, ("train.group_size=1",), "train.group_size: expected int >= 2."),  # R10: no baseline within a group of one
+        ({}, ("train.group_size=0",), "train.group_size: expected int >= 1."),
+        ({}, ("train.dual_clip=0.9",), "train.dual_clip: must be above 1, or 0 for none."),
         ({}, ("train.lr=0.0",), "train.lr: expected float > 0.0."),
         ({}, ("train.lr",), "section.key=value"),
         ({}, ("seed.x=1",), "seed: expected int, got object."),
@@ -77,3 +78,10 @@ def test_a_missing_and_a_broken_file_are_told(tmp_path):
     broken.write_text("[train\n")
     with pytest.raises(ConfigError, match="not valid TOML"):
         config.load(broken)
+
+
+@pytest.mark.parametrize("name", config.GROUP_BASELINES)
+def test_R10_a_group_of_one_is_refused_where_the_baseline_is_its_group(name):
+    with pytest.raises(ConfigError, match=rf"train\.group_size: {name} compares rollouts of a group"):
+        parse(tree(), ("train.group_size=1", f"train.advantage={name}"))
+    parse(tree(), ("train.group_size=1", "train.advantage=reinforce_running"))

@@ -222,7 +222,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     correction: Annotated[
         tuple[str, ...],
         Meta(
-            description="Corrections for tokens that other weights sampled: token_tis, sequence_tis, icepop, geometric. "
+            description="For tokens that other weights sampled: token_tis, sequence_tis, icepop, geometric. "
             "With any, log-probs are recomputed before the update, and ratios are taken to these."
         ),
     ] = ()
@@ -325,6 +325,10 @@ def parse(tree: dict[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(
             f"train.group_size: {config.train.advantage} compares rollouts of a group, so it needs 2 or more; "
             "reinforce_running and reinforce_pp don't."
+        )
+    if config.train.group_size < 2 and config.train.dynamic_filter:
+        raise ConfigError(
+            "train.dynamic_filter: rewards of a group of one are always equal; give it two, or turn it off."
         )
     if 0 < config.train.dual_clip <= 1:
         raise ConfigError("train.dual_clip: must be above 1, or 0 for none.")

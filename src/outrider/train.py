@@ -85,7 +85,9 @@ class Trainer:
         self._saver = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
         self._sampler = sampler
-        self._learner = Learner(config.train, parts.backend, parts.observer, self._check_stop)
+        self._learner = Learner(
+            config.train, parts.backend, parts.observer, self._check_stop, success=config.reward.success
+        )
         self._wall_base = max((record["wall_s"] for record in parts.folder.records()), default=0.0)
         self._began = time.monotonic()
 
@@ -123,15 +125,17 @@ class Trainer:
         if batch.rows:
             self._phase(f"step {step}: update", config.epochs)
             # The last step's weights must be on disk before they change.
-            stats, optim = self._learner.update(step, batch, timer, before_change=self._await_checkpoint)
+            update = self._learner.update(step, batch, timer, before_change=self._await_checkpoint)
             self._publish()
             timer.lap("publish")
-            record |= update_record(stats, optim)
+            record |= update_record(update.stats, update.optim) | update.record()
+            excluded.update(update.excluded)
         else:
             self.parts.gateway.resume(self.progress.policy_version)
             record |= {"skipped": True, "tokens": 0, "tokens_computed": 0}
             self._say(f"step {step} has nothing to learn from ({_counts(excluded)}); weights stay as they are")
         self.progress.step = step
+        record |= self._learner.record()
         record["policy_version"] = self.progress.policy_version
         record["excluded"] = dict(excluded)
         record["failures"] = self.parts.reconciler.take_failures()
@@ -251,6 +255,7 @@ class Trainer:
         for record in folder.records():
             if record["kind"] == "step":
                 self.parts.observer.record(record)
+                self._learner.recall(record)
         return position
 
     def _scheduler(self, position: Position) -> Scheduler:

@@ -29,7 +29,7 @@ import numpy as np
 from outrider.errors import BatchError, ConfigError
 from outrider.rl.advantages.check import Doubles
 from outrider.rl.advantages.context import Index
-from outrider.types import Row
+from outrider.types import BoolArray, Row
 
 LOG_LIMIT = 20.0
 """log w is held within this, as exp of more says nothing."""
@@ -77,7 +77,8 @@ def token_tis(log_w: Doubles, rollout: Index, bounds: Bounds) -> Doubles:
 
 
 def sequence_tis(log_w: Doubles, rollout: Index, bounds: Bounds) -> Doubles:
-    return np.minimum(_exp(np.bincount(rollout, weights=log_w))[rollout], bounds.tis_cap)
+    total = np.bincount(rollout, weights=log_w).astype(np.float64)
+    return np.minimum(_exp(total), bounds.tis_cap)[rollout]
 
 
 def icepop(log_w: Doubles, rollout: Index, bounds: Bounds) -> Doubles:
@@ -86,7 +87,7 @@ def icepop(log_w: Doubles, rollout: Index, bounds: Bounds) -> Doubles:
 
 
 def geometric(log_w: Doubles, rollout: Index, bounds: Bounds) -> Doubles:
-    mean = np.bincount(rollout, weights=log_w) / np.maximum(1, np.bincount(rollout))
+    mean = np.bincount(rollout, weights=log_w).astype(np.float64) / np.maximum(1, np.bincount(rollout))
     w = _exp(mean)
     return ((w >= bounds.geometric_low) & (w <= bounds.geometric_high)).astype(np.float64)[rollout]
 
@@ -141,7 +142,7 @@ def _log_ratio(row: Row) -> Doubles:
     return row.old_logprobs.astype(np.float64) - row.sample.logprobs
 
 
-def _mismatch(log_w: Doubles, masked: np.ndarray) -> Mismatch:
+def _mismatch(log_w: Doubles, masked: BoolArray) -> Mismatch:
     if not len(log_w):
         return Mismatch(weight_mean=1.0, weight_max=1.0, kl=0.0, effective=1.0, masked=0.0)
     w = _exp(log_w)

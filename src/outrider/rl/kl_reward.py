@@ -17,12 +17,7 @@ from outrider.types import FloatArray, Sample
 
 
 def kl_penalties(
-    samples: Sequence[Sample],
-    old: Sequence[FloatArray],
-    reference: Sequence[FloatArray],
-    *,
-    coef: float,
-    kl: str = "k1",
+    samples: Sequence[Sample], old: Sequence[FloatArray], reference: Sequence[FloatArray], coef: float, kl: str = "k1"
 ) -> list[FloatArray]:
     """What each trained token loses, (T,) for each sample, 0 elsewhere. `old` and `reference` are log-probs, (T,)."""
     penalties = []

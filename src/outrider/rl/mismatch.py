@@ -23,11 +23,11 @@ def alarm(history: Sequence[float], now: float, *, limit: float = 0.0, jump: flo
     its first update, nats a token. `limit` is absolute; `jump` is a multiple of the running median; 0 turns either off.
     """
     if limit and not now <= limit:  # a NaN is no agreement either
-        return f"engine and trainer disagree by {now:.3g} nats a token on the mean, above train.stop_on_mismatch = {limit:g}."
+        return f"engine and trainer disagree by {now:.3g} nats a token on the mean; train.stop_on_mismatch is {limit:g}"
     usual = list(history)[-HISTORY:]
     if jump and len(usual) >= SETTLED and not now <= jump * median(usual):
         return (
             f"engine and trainer disagree by {now:.3g} nats a token on the mean; the median of the last {len(usual)} "
-            f"steps is {median(usual):.3g}, and train.stop_on_mismatch_jump allows {jump:g} times that."
+            f"steps is {median(usual):.3g}, and train.stop_on_mismatch_jump allows {jump:g} times that"
         )
     return ""

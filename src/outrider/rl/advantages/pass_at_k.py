@@ -26,7 +26,7 @@ import numpy as np
 from outrider.rl.advantages.check import Doubles, checked
 from outrider.rl.advantages.context import NOTHING_MORE, Context
 from outrider.rl.advantages.group import EPSILON, members, per_group
-from outrider.types import FloatArray
+from outrider.types import BoolArray, FloatArray
 
 
 def pass_at_k(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE) -> FloatArray:
@@ -42,7 +42,7 @@ def grpo_passk(rewards: FloatArray, groups: Sequence[str], context: Context = NO
     return per_group(checked(rewards, groups), groups, _best_alone)
 
 
-def _of_group(solved: np.ndarray, k: int) -> Doubles:
+def _of_group(solved: BoolArray, k: int) -> Doubles:
     n, f = len(solved), int((~solved).sum())
     p = 1 - comb(f, k) / comb(n, k)
     if f in (0, n) or p in (0.0, 1.0):
