@@ -135,6 +135,14 @@ def test_oversampling_ends_when_nothing_has_signal():
         assert scheduler.dropped == {NO_SIGNAL: 6}
 
 
+def test_what_replaces_a_group_has_signal_too_where_that_is_asked_for():
+    fake = Fake(reward=lambda rollout: 1.0 if rollout.group_id in ("g3", "g4") else float(rollout.id[-1]))
+    with make(fake, keep_signal=True) as scheduler:
+        scheduler.take()
+        assert scheduler.replace("too old").index == 5
+        assert scheduler.dropped == {"too old": 1, NO_SIGNAL: 2}
+
+
 @pytest.mark.parametrize("mode", ["sync", "collocated"])
 def test_a_group_that_got_too_old_is_replaced_whole(mode):
     fake = Fake()

@@ -123,6 +123,9 @@ class EvalConfig(Section, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=0, description="Held-out tasks used; 0 for all.")] = 0
     samples: Annotated[int, Meta(ge=0, description="Sampled rollouts a task (T=1), beside one greedy one.")] = 1
     every: Annotated[int, Meta(ge=0, description="Evaluate each so many steps; 0 only before and after.")] = 0
+    keep_best: Annotated[
+        bool, Meta(description="Keep the weights with the best held-out success in the run folder's `best`.")
+    ] = True
 
 
 class LeaveOutRule(Section, frozen=True, kw_only=True):
@@ -164,6 +167,9 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     oversample: Annotated[
         float, Meta(ge=1, description="With dynamic_filter, groups a step may try, as a multiple of `groups`.")
     ] = 3.0
+    extra_groups: Annotated[
+        int, Meta(ge=0, description="With dynamic_filter, groups kept in flight beyond a step's, as replacements.")
+    ] = 0
     advantage: Annotated[
         str,
         Meta(

@@ -65,6 +65,13 @@ def plan(name: str, step: int, tasks: Sequence[Task], samples: int) -> list[Roll
     return rollouts
 
 
+def score(record: Json) -> tuple[float, float] | None:
+    """What an ``eval`` record is ranked by: greedy success, then sampled; None where nothing was scored."""
+    rates = [(record[kind]["success"] if record[kind]["n"] else None) for kind in ("greedy", "sampled")]
+    known = [rate for rate in rates if rate is not None]
+    return (known[0], known[-1]) if known else None
+
+
 def summarise(rollouts: Sequence[Rollout], threshold: float) -> Json:
     """Success rate of the scored ones; those without a reward are counted apart and are never zeros."""
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]

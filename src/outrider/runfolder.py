@@ -45,6 +45,7 @@ class RunFolder:
         self.metrics_file = root / "metrics.jsonl"
         self.store_file = root / "store.sqlite3"
         self.weights = root / "weights"
+        self.best_weights = root / "best"
         self.checkpoints = root / "checkpoints"
         self.logs = root / "logs"
         self.work = root / "work"
@@ -157,6 +158,44 @@ class RunFolder:
         for path in self.weights.glob("v[0-9]*"):
             if int(path.name[1:]) < oldest:
                 shutil.rmtree(path)
+
+    # -- the best weights ------------------------------------------------------------------------------------------
+
+    def keep_best(self, weights: Path, facts: Json) -> None:
+        """Make `best` a copy of the folder `weights`, with `facts` in its ``best.json``.
+
+        Files are linked where the file system can, so that a copy takes no room; whatever is killed meanwhile, one
+        whole version stays. Pruning leaves it alone.
+        """
+        new, old = self.root / "best.new", self.root / "best.old"
+        self.best()  # finishes what a crash has interrupted
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.copytree(weights, new, copy_function=_link_or_copy)
+        write_atomically(new / "best.json", json.dumps(facts))
+        if self.best_weights.exists():
+            self.best_weights.rename(old)
+        new.rename(self.best_weights)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def best(self) -> Json | None:
+        """The facts of the best weights, if any were kept."""
+        old = self.root / "best.old"
+        if old.exists() and not self.best_weights.exists():
+            old.rename(self.best_weights)
+        shutil.rmtree(old, ignore_errors=True)
+        file = self.best_weights / "best.json"
+        if not file.exists():
+            return None
+        facts: Json = json.loads(file.read_text(encoding="utf-8"))
+        return facts
+
+
+def _link_or_copy(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)
+    return target
 
 
 def write_atomically(file: Path, text: str) -> None:

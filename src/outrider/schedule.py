@@ -85,7 +85,7 @@ class Scheduler:
         self._reconciler, self._plan, self._sampler, self._refresh = reconciler, plan, sampler, refresh
         self._per_step = per_step
         self._limit = per_step * ((0 if mode == "sync" else ahead) + 1) + extra
-        self._keep_signal, self._oversample = keep_signal, oversample
+        self._keep_signal, self._tries = keep_signal, int(per_step * oversample)
         self._background = mode == "disaggregated"
         position = position or Position()
         self._next = position.next
@@ -128,8 +128,7 @@ class Scheduler:
             self._taken = 0  # the last step's weights are published: its groups make room for as many new ones
             self._changed.notify_all()
         taken: list[Group] = []
-        tries = int(self._per_step * self._oversample)
-        while len(taken) < self._per_step and len(taken) + self.dropped.total() < tries:
+        while len(taken) < self._per_step and len(taken) + self.dropped.total() < self._tries:
             group = self._next_ready()
             if self._keep_signal and not group.has_signal:
                 self._drop(NO_SIGNAL)
@@ -140,7 +139,11 @@ class Scheduler:
     def replace(self, reason: str) -> Group:
         """Drop a group that was taken, for `reason`, and wait for another one in its place."""
         self._drop(reason)
-        return self._next_ready()
+        group = self._next_ready()
+        while self._keep_signal and not group.has_signal and self.dropped.total() < self._tries:
+            self._drop(NO_SIGNAL)
+            group = self._next_ready()
+        return group
 
     def run(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Run rollouts that belong to no group, such as an evaluation, beside whatever is in flight."""

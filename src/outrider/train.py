@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
-from outrider import evaluate, trajectory
+from outrider import evaluate
+from outrider.collect import Collector
 from outrider.config import RunConfig
 from outrider.errors import EngineError, Interrupted, RunError
 from outrider.learn import Learner
@@ -32,8 +33,7 @@ from outrider.protocols import (
 from outrider.reconcile import Reconciler
 from outrider.runfolder import RunFolder
 from outrider.schedule import Group, Position, Scheduler
-from outrider.trajectory.leave_out import left_out
-from outrider.types import Json, Rollout, RolloutState, Sample, Task
+from outrider.types import Json, Rollout, RolloutState, Task
 
 PUBLISH_TRIES = 3
 DRAIN_S = 30.0
@@ -85,6 +85,7 @@ class Trainer:
         self._saver = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
         self._sampler = sampler
+        self._collector = Collector(parts.store, config.train)
         self._learner = Learner(
             config.train, parts.backend, parts.observer, self._check_stop, success=config.reward.success
         )
@@ -115,13 +116,20 @@ class Trainer:
         self._phase(f"step {step}: rollouts", config.groups * config.group_size)
         groups = scheduler.take()
         timer.lap("rollouts")
-        rollouts, samples, excluded = self._collect(groups, scheduler)
+        found = self._collector.collect(
+            groups,
+            version=self.progress.policy_version,
+            max_lag=self._max_lag(),
+            another=lambda reason: self._another(scheduler, timer, reason),
+        )
+        excluded = found.excluded + scheduler.dropped
         if config.schedule == "collocated":
             self.parts.gateway.pause(timeout_s=DRAIN_S)  # one machine: what is under way waits while it trains
-        batch = self._learner.batch(rollouts, samples)
+        batch = self._learner.batch(found.rollouts, found.samples, found.call_rewards)
         excluded.update(batch.excluded)
         timer.lap("samples")
-        record = rollout_record(step, rollouts, samples, batch, self.config.reward.success)
+        record = rollout_record(step, found.rollouts, found.samples, batch, self.config.reward.success)
+        record |= {"breaks": found.breaks, "excluded_tokens": dict(found.excluded_tokens)}
         if batch.rows:
             self._phase(f"step {step}: update", config.epochs)
             # The last step's weights must be on disk before they change.
@@ -131,8 +139,9 @@ class Trainer:
             record |= update_record(update.stats, update.optim) | update.record()
             excluded.update(update.excluded)
         else:
+            # No update, so nothing is published and the version stays: it counts weights, not steps.
             self.parts.gateway.resume(self.progress.policy_version)
-            record |= {"skipped": True, "tokens": 0, "tokens_computed": 0}
+            record |= {"skipped": True, "loss": 0.0, "tokens": 0, "tokens_computed": 0}
             self._say(f"step {step} has nothing to learn from ({_counts(excluded)}); weights stay as they are")
         self.progress.step = step
         record |= self._learner.record()
@@ -145,54 +154,14 @@ class Trainer:
             self._checkpoint, step, self.progress.policy_version, asdict(scheduler.position())
         )
 
-    def _collect(
-        self, groups: Sequence[Group], scheduler: Scheduler
-    ) -> tuple[list[Rollout], list[Sample], Counter[str]]:
-        """The rollouts and rows of `groups`, where one with a token that is too old is replaced as a whole."""
-        rollouts: list[Rollout] = []
-        samples: list[Sample] = []
-        excluded: Counter[str] = Counter()
-        waiting = list(groups)
-        while waiting:
-            group = waiting.pop(0)
-            rows, left_out = self._samples(group.rollouts)
-            if self._lag(rows) > self._max_lag():
-                waiting.append(scheduler.replace(f"group: over {self._max_lag()} policy versions old"))
-                continue
-            rollouts += group.rollouts
-            samples += rows
-            excluded.update(left_out)
-        excluded.update(scheduler.dropped)
-        return rollouts, samples, excluded
-
-    def _lag(self, samples: Sequence[Sample]) -> int:
-        """Policy versions between the oldest trained token and the weights that are about to change."""
-        oldest = [int(sample.versions[sample.loss_mask].min()) for sample in samples if sample.loss_mask.any()]
-        return self.progress.policy_version - min(oldest, default=self.progress.policy_version)
+    def _another(self, scheduler: Scheduler, timer: Timer, reason: str) -> Group:
+        timer.lap("samples")
+        group = scheduler.replace(reason)
+        timer.lap("rollouts")
+        return group
 
     def _max_lag(self) -> int:
         return 0 if self.config.train.schedule == "sync" else self.config.train.max_staleness
-
-    def _samples(self, rollouts: Sequence[Rollout]) -> tuple[list[Sample], Counter[str]]:
-        """Cut the training rows of every scored rollout from its calls."""
-        config = self.config.train
-        samples: list[Sample] = []
-        excluded: Counter[str] = Counter()
-        for rollout in rollouts:
-            if rollout.state is not RolloutState.SUCCEEDED:
-                excluded[f"rollout {rollout.state}: {rollout.failure}"] += 1
-                continue
-            calls = self.parts.store.calls(f"{rollout.id}.a{rollout.attempt}")
-            tree = trajectory.build(calls, left_out(calls, config.leave_out, config.models))
-            cut = tree.samples(
-                rollout_id=rollout.id,
-                group_id=rollout.group_id,
-                max_tokens=config.max_tokens,
-                too_long=config.too_long,
-            )
-            samples += cut.samples
-            excluded.update(cut.excluded)
-        return samples, excluded
 
     def _publish(self) -> None:
         """Give the engine the present weights. The version counts only once the engine serves them."""
@@ -233,8 +202,23 @@ class Trainer:
             failures=self.parts.reconciler.take_failures,
             observer=self.parts.observer,
         )
+        if self.config.eval.keep_best and self._is_best(record):
+            record["best"] = True
         self._record(record)
         return record
+
+    def _is_best(self, record: Json) -> bool:
+        """Keep the weights that were measured if none did better. Version 0 is the model the run began with."""
+        folder, version = self.parts.folder, record["policy_version"]
+        score = evaluate.score(record)
+        best = folder.best()
+        if score is None or version == 0 or (best is not None and tuple(best["score"]) >= score):
+            return False
+        folder.keep_best(
+            folder.weights_dir(version),
+            {"name": record["name"], "step": record["step"], "policy_version": version, "score": score},
+        )
+        return True
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -260,8 +244,13 @@ class Trainer:
 
     def _scheduler(self, position: Position) -> Scheduler:
         config = self.config.train
+        handed_out = {group_name(self.config, index) for index in range(position.next)}
+        handed_out -= {group_name(self.config, index) for index in position.open}
+        earlier: dict[str, list[Rollout]] = {}
         for rollout in self.parts.store.rollouts(split="train", state=RolloutState.SUCCEEDED):
-            self._sampler.observe([rollout])
+            earlier.setdefault(rollout.group_id, []).append(rollout)
+        for name in sorted(handed_out & earlier.keys()):  # the others are observed when they are handed out
+            self._sampler.observe(earlier[name])
         return Scheduler(
             self.parts.reconciler,
             lambda index, task: plan_group(self.config, self.tasks[task], index),
@@ -271,7 +260,9 @@ class Trainer:
             ahead=config.max_staleness,
             keep_signal=config.dynamic_filter,
             oversample=config.oversample,
+            extra=config.extra_groups,
             position=position,
+            refresh=self._collector.refresh,
         )
 
     def _checkpoint(self, step: int, version: int, position: Json) -> None:
@@ -314,19 +305,23 @@ class Trainer:
 
 def plan_group(config: RunConfig, task: Task, index: int) -> list[Rollout]:
     """The rollouts of group number `index`. Ids follow from the number: a resumed run asks for the same ones."""
-    step, place = index // config.train.groups + 1, index % config.train.groups
-    group_id = f"step-{step:04d}-{place:03d}"
+    group_id = group_name(config, index)
     return [
         Rollout(
             id=f"{group_id}-{member}",
             task=task,
             group_id=group_id,
             split="train",
-            step=step,
+            step=index // config.train.groups + 1,
             sampling={"temperature": config.train.temperature},
         )
         for member in range(config.train.group_size)
     ]
+
+
+def group_name(config: RunConfig, index: int) -> str:
+    step, place = index // config.train.groups + 1, index % config.train.groups
+    return f"step-{step:04d}-{place:03d}"
 
 
 def _counts(counter: Counter[str]) -> str:

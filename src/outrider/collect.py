@@ -1,0 +1,147 @@
+"""From the groups of a step to what is learnt from: rewards as they are known now, rows, and what was left out."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from outrider import trajectory
+from outrider.config import TrainConfig
+from outrider.protocols import Store
+from outrider.schedule import Group
+from outrider.trajectory.leave_out import left_out
+from outrider.types import Call, Failure, FloatArray, Reward, Rollout, RolloutState, Sample
+
+FINAL = "final"
+"""Name of the rewards that count."""
+LATE_REWARD = "reward: came after its step was taken"
+WATCHED_STEPS = 2
+"""For how many steps rewards that come too late are looked for."""
+
+
+@dataclass(slots=True)
+class Gathered:
+    """What one step trains on."""
+
+    rollouts: list[Rollout] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    call_rewards: dict[str, FloatArray] = field(default_factory=dict)
+    """By rollout id, one number for each call of its attempt, 0 where there is none; no entry where no call has one."""
+    breaks: int = 0
+    """See `outrider.trajectory.Tree.breaks`."""
+    excluded: Counter[str] = field(default_factory=Counter)
+    """Answers, rollouts and groups, by reason."""
+    excluded_tokens: Counter[str] = field(default_factory=Counter)
+    """Sampled tokens that no row trains on, by reason."""
+
+    def add(self, other: Gathered) -> None:
+        self.rollouts += other.rollouts
+        self.samples += other.samples
+        self.call_rewards |= other.call_rewards
+        self.breaks += other.breaks
+        self.excluded.update(other.excluded)
+        self.excluded_tokens.update(other.excluded_tokens)
+
+
+class Collector:
+    """Reads the attempts of ended rollouts from the store."""
+
+    def __init__(self, store: Store, config: TrainConfig) -> None:
+        self._store, self._config = store, config
+        self._taken: deque[dict[str, int]] = deque(maxlen=WATCHED_STEPS)
+        """How many rewards each attempt of the last steps had when its step was taken."""
+
+    def refresh(self, rollout: Rollout) -> Rollout:
+        """`rollout` with the newest reward of its attempt, which may have come after the attempt ended.
+
+        So a rollout whose own scoring failed counts all the same, once somebody else has scored it.
+        """
+        final = _final(self._store.rewards(attempt_id(rollout)))
+        unscored = rollout.failure in (Failure.REWARD_ERROR, Failure.REWARD_INVALID)
+        if final is None or not (rollout.state is RolloutState.SUCCEEDED or unscored):
+            return rollout
+        return replace(rollout, state=RolloutState.SUCCEEDED, reward=final.value, reason=final.reason)
+
+    def collect(
+        self, groups: Sequence[Group], *, version: int, max_lag: int, another: Callable[[str], Group]
+    ) -> Gathered:
+        """The rollouts and rows of a step.
+
+        A group with a token more than `max_lag` policy versions older than `version` is given up whole, for the one
+        that `another` gives when it is told the reason.
+        """
+        step = Gathered()
+        waiting = deque(groups)
+        while waiting:
+            group = self._read(waiting.popleft())
+            if version - _oldest(group.samples, version) > max_lag:
+                waiting.append(another(f"group: over {max_lag} policy versions old"))
+            else:
+                step.add(group)
+        late = self._late()
+        if late:
+            step.excluded[LATE_REWARD] = late
+        self._taken.append({name: self._count(name) for name in map(attempt_id, step.rollouts)})
+        return step
+
+    def _read(self, group: Group) -> Gathered:
+        config, found = self._config, Gathered(rollouts=list(group.rollouts))
+        for rollout in group.rollouts:
+            if rollout.state is not RolloutState.SUCCEEDED:
+                found.excluded[f"rollout {rollout.state}: {rollout.failure}"] += 1
+                continue
+            calls = self._store.calls(attempt_id(rollout))
+            tree = trajectory.build(calls, left_out(calls, config.leave_out, config.models))
+            cut = tree.samples(
+                rollout_id=rollout.id,
+                group_id=rollout.group_id,
+                max_tokens=config.max_tokens,
+                too_long=config.too_long,
+            )
+            found.samples += cut.samples
+            found.breaks += tree.breaks
+            found.excluded.update(cut.excluded)
+            found.excluded_tokens.update(cut.excluded_tokens)
+            given = of_calls(calls, self._store.rewards(attempt_id(rollout)))
+            if given is not None:
+                found.call_rewards[rollout.id] = given
+        return found
+
+    def _late(self) -> int:
+        """Rewards that came since their step was taken; each is counted once."""
+        late = 0
+        for step in self._taken:
+            for name, known in step.items():
+                step[name] = self._count(name)
+                late += step[name] - known
+        return late
+
+    def _count(self, attempt: str) -> int:
+        """Rewards that would have counted."""
+        return sum(reward.name == FINAL for reward in self._store.rewards(attempt))
+
+
+def attempt_id(rollout: Rollout) -> str:
+    """Of its current attempt."""
+    return f"{rollout.id}.a{rollout.attempt}"
+
+
+def of_calls(calls: Sequence[Call], rewards: Sequence[Reward]) -> FloatArray | None:
+    """The newest reward of each call, (number of calls,), 0 where there is none; None where no call has one."""
+    given = {reward.call_id: reward.value for reward in rewards if reward.name == FINAL and reward.call_id}
+    if not given:
+        return None
+    return np.array([given.get(call.id, 0.0) for call in calls], dtype=np.float32)
+
+
+def _final(rewards: Sequence[Reward]) -> Reward | None:
+    """The newest one of the attempt as a whole that counts."""
+    return next((reward for reward in reversed(rewards) if reward.name == FINAL and not reward.call_id), None)
+
+
+def _oldest(samples: Sequence[Sample], version: int) -> int:
+    """Policy version of the oldest trained token; `version` where there is none."""
+    return min((int(s.versions[s.loss_mask].min()) for s in samples if s.loss_mask.any()), default=version)
