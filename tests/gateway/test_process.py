@@ -97,20 +97,56 @@ def test_SIGTERM_lets_a_stream_end_and_then_the_process(engine, tmp_path, store)
         answer = connection.getresponse()
         assert b'"a"' in answer.readline()
         gateway.process.terminate()
-        wait_for(lambda: refuses(gateway.port))
+        wait_for(lambda: get(gateway, "/ready")[0] == 503)
+        assert get(gateway, "/ready")[2]["problems"] == ["draining"]
+        assert get(gateway, "/health")[2]["draining"] is True
+        for path in (f"/s/{key}{CHAT}", "/v1/messages"):
+            status, headers, body = get(gateway, path, json.dumps({"messages": MESSAGES}))
+            assert (status, headers["retry-after"], headers["connection"]) == (503, "2", "close")
+            assert "about to end" in body["error"]["message"]
         gate.set()
         assert answer.read().endswith(b"data: [DONE]\n\n")
         connection.close()
         assert gateway.wait() == 0
-    assert store.calls("attempt-1")[0].state is CallState.COMPLETE
+    assert [call.state for call in store.calls("attempt-1")] == [CallState.COMPLETE]
 
 
-def refuses(port):
+def get(gateway, path, body=None):
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30)
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=5).close()
-    except OSError:
-        return True
-    return False
+        connection.request("GET" if body is None else "POST", path, body)
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("how", ["its time is up", "a second signal"])
+def test_a_stream_that_does_not_end_is_cut_and_told(engine, tmp_path, store, how):
+    key = open_session(store)
+    engine.answers.append(stream(chunk({"content": "a"}), chunk({"content": "b"}), end="hang", done=False))
+    patience = 0.2 if how == "its time is up" else 600.0
+    with GatewayProcess(engine, tmp_path / "s.sqlite3", drain_timeout_s=patience) as gateway:
+        connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30)
+        connection.request("POST", f"/s/{key}{CHAT}", json.dumps({"messages": MESSAGES, "stream": True}))
+        answer = connection.getresponse()
+        assert b'"a"' in answer.readline()
+        gateway.process.terminate()
+        if how == "a second signal":
+            wait_for(lambda: get(gateway, "/ready")[0] == 503)
+            gateway.process.terminate()
+        with pytest.raises((http.client.HTTPException, OSError)):
+            answer.read()
+        connection.close()
+        assert gateway.wait() == 0
+    assert [call.state for call in store.calls("attempt-1")] == [CallState.INTERRUPTED]
+
+
+def test_with_nothing_under_way_it_ends_at_once(engine, tmp_path):
+    with GatewayProcess(engine, tmp_path / "s.sqlite3") as gateway:
+        began = time.monotonic()
+        assert gateway.terminate() == 0
+        assert time.monotonic() - began < 20
 
 
 def test_sessions_and_version_survive_a_kill(engine, tmp_path, store):

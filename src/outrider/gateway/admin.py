@@ -25,6 +25,7 @@ from outrider.gateway.attempts import Attempts, OpenAttempt
 from outrider.gateway.counters import Counters
 from outrider.gateway.exchange import JSON_TYPE, Exchange
 from outrider.gateway.feedback import Feedback, as_json
+from outrider.gateway.fleet import Fleet
 from outrider.gateway.roles import GRADE, READ, TRAIN, Role, Roles
 from outrider.gateway.sessions import token_of
 from outrider.protocols import Store
@@ -48,14 +49,22 @@ class Admin:
     """Without any key nobody is let in."""
 
     def __init__(
-        self, roles: Roles, admission: Admission, store: Store, counters: Counters, feedback: Feedback
+        self,
+        roles: Roles,
+        admission: Admission,
+        store: Store,
+        counters: Counters,
+        feedback: Feedback,
+        fleet: Fleet | None,
     ) -> None:
+        """`fleet` takes part where there may be other gateways on the store."""
         self._roles = roles
         self._admission = admission
         self._store = store
         self._counters = counters
         self._feedback = feedback
         self._attempts = Attempts(store)
+        self._fleet = fleet
 
     async def handle(self, exchange: Exchange) -> None:
         """Raises `RequestError`."""
@@ -70,10 +79,14 @@ class Admin:
         elif route == ("POST", b"/admin/attempts"):
             answer = await self._attempts.open(_decode(body, OpenAttempt))
         elif route == ("POST", b"/admin/pause"):
-            answer = {"in_flight": await self._admission.pause(_decode(body, _Pause).timeout_s)}
+            pause = self._admission.pause if self._fleet is None else self._fleet.pause
+            answer = {"in_flight": await pause(_decode(body, _Pause).timeout_s)}
         elif route == ("POST", b"/admin/resume"):
             version = _decode(body, _Resume).version
-            await self._admission.resume(version, self._store.set_value)
+            if self._fleet is None:
+                await self._admission.resume(version, self._store.set_value)
+            else:
+                await self._fleet.resume(version)
             answer = {"policy_version": version}
         elif route == ("GET", b"/admin/stats"):
             answer = self._stats()

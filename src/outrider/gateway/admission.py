@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from outrider.errors import RequestError
 from outrider.gateway.exchange import Exchange
@@ -33,6 +33,8 @@ class Admission:
         self._open.set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self.confirm: Callable[[], Awaitable[None]] | None = None
+        """Asked before a call is admitted, where a pause may have been told to somebody else."""
 
     @property
     def paused(self) -> bool:
@@ -40,6 +42,8 @@ class Admission:
 
     async def enter(self, exchange: Exchange) -> None:
         """Wait until calls are admitted; `leave` must follow. Raises `Refused` after `wait_s`, and `ClientGone`."""
+        if self.confirm is not None:
+            await self.confirm()
         while self.paused:
             await exchange.unless_gone(self._wait())
         self.in_flight += 1
@@ -57,9 +61,18 @@ class Admission:
         if not self.in_flight:
             self._idle.set()
 
+    def hold(self) -> None:
+        """Admit nobody."""
+        self._open.clear()
+
+    def admit(self, version: int) -> None:
+        """Admit everybody, and record their calls under `version`."""
+        self.version = version
+        self._open.set()
+
     async def pause(self, timeout_s: float) -> int:
         """Admit nobody and wait until calls in flight have ended; returns how many have not after `timeout_s`."""
-        self._open.clear()
+        self.hold()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -70,5 +83,4 @@ class Admission:
     async def resume(self, version: int, persist: Callable[[str, str], None]) -> None:
         """Record later calls under `version` and admit them. `persist` writes it first, so that a restart knows it."""
         await asyncio.to_thread(persist, VERSION_KEY, str(version))
-        self.version = version
-        self._open.set()
+        self.admit(version)

@@ -1,5 +1,8 @@
 """Runs the gateway as a process: binds the port, says when it is ready, finishes streams before it ends.
 
+At SIGTERM or Ctrl-C it refuses new calls with 503 and ends when those under way have ended, or are cut at
+``drain_timeout_s``. A second signal cuts them at once.
+
 Entry points: `GatewayOptions` and `serve`.
 """
 
@@ -8,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from types import FrameType
 
 import psutil
 import uvicorn
@@ -20,6 +25,7 @@ import uvicorn
 from outrider.errors import SetupError
 from outrider.gateway.connection import connection_class
 from outrider.gateway.exchange import Receive, Scope, Send
+from outrider.gateway.logs import LineHandler, LogWriter
 from outrider.gateway.options import GatewayOptions, check_options, load_dialects, open_store
 from outrider.gateway.router import Gateway
 
@@ -32,13 +38,13 @@ PARENT_POLL_S = 0.5
 class GatewayServer:
     """A bound, not yet serving gateway. `run` blocks until `stop` is called, a signal comes or the parent has gone."""
 
-    def __init__(self, options: GatewayOptions) -> None:
+    def __init__(self, options: GatewayOptions, log_writer: LogWriter | None = None) -> None:
         check_options(options)  # before anything is opened
         dialects = load_dialects(options.dialects, options.upstream_dialects)
         self._socket = _bind(options.host, options.port)
         try:
             self.store = open_store(options.store, synchronous=options.store_synchronous)
-            self._gateway = Gateway(options, self.store, dialects)
+            self._gateway = Gateway(options, self.store, dialects, log_writer)
         except BaseException:
             self._socket.close()
             raise
@@ -49,7 +55,7 @@ class GatewayServer:
         config = server_config(
             self._gateway, header_timeout_s=options.header_timeout_s, idle_timeout_s=options.idle_timeout_s
         )
-        self._server = _Server(config, options.parent_pid, message, self._gateway.close)
+        self._server = _Server(config, options.parent_pid, message, self._gateway)
 
     def run(self) -> None:
         try:
@@ -91,15 +97,20 @@ def server_config(
 class _Server(uvicorn.Server):
     """uvicorn with our own start message and signals: its own handlers raise the signal again at the end."""
 
-    def __init__(self, config: uvicorn.Config, parent_pid: int, message: str, on_shutdown: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, parent_pid: int, message: str, gateway: Gateway) -> None:
         super().__init__(config)
-        self._on_shutdown = on_shutdown
+        self._gateway = gateway
         self._parent_pid = parent_pid
         self._message = message
         self._parent_watch: asyncio.Task[None] | None = None
+        self._drain: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._signals = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
+        self._loop = asyncio.get_running_loop()
+        self._gateway.begin()
         if self._parent_pid:
             self._parent_watch = asyncio.create_task(self._watch_parent())
         sys.stderr.write(self._message + "\n")
@@ -109,7 +120,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets=sockets)
         if self._parent_watch is not None:
             self._parent_watch.cancel()
-        self._on_shutdown()
+        self._gateway.close()
         await asyncio.sleep(0)  # lets closed connections leave the loop
 
     @contextlib.contextmanager
@@ -124,6 +135,21 @@ class _Server(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        if self._loop is None or self._signals > 1:
+            self.should_exit = self.force_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self._begin_to_drain)
+
+    def _begin_to_drain(self) -> None:
+        self._drain = asyncio.create_task(self._end_in_peace())
+
+    async def _end_in_peace(self) -> None:
+        if not await self._gateway.drain():
+            self.force_exit = True
+        self.should_exit = True
+
     async def _watch_parent(self) -> None:
         # Not PR_SET_PDEATHSIG: the kernel ties that to the thread that started us, which may end before its process.
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -135,11 +161,18 @@ class _Server(uvicorn.Server):
 
 def serve(options: GatewayOptions) -> None:
     """Run a gateway until it is told to stop. Raises `ConfigError`, `SetupError`, `StoreError` at the start."""
-    server = GatewayServer(options)
+    writer = LogWriter()
+    server = GatewayServer(options, writer)
+    handler = LineHandler(writer, format=options.log_format)
+    logging.getLogger("outrider").addHandler(handler)
     # A call makes many short-lived containers and no cycles. By default the collector walks them all, time and again.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    server.run()
+    try:
+        server.run()
+    finally:
+        logging.getLogger("outrider").removeHandler(handler)
+        writer.close()
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -9,6 +9,7 @@ from typing import Any
 
 from outrider.errors import RequestError
 from outrider.gateway.encoding import Packer, decode_request, packer_for
+from outrider.gateway.note import Note
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -18,6 +19,7 @@ Headers = list[tuple[bytes, bytes]]
 
 SLOWEST_BODY = 1024  # bytes a second, on the whole; an agent that sends less holds a connection for nothing
 PACKED_FROM = 1024  # bytes; a shorter answer gains nothing
+CALL_HEADER = b"x-outrider-call"  # the id of a call, as in the store and in the log
 JSON_TYPE = (b"content-type", b"application/json")
 # Of one connection only (RFC 9110, section 7.6.1), so not ours to pass on.
 HOP_BY_HOP = frozenset(
@@ -50,6 +52,10 @@ class Exchange:
         self.started = False
         """The status line was sent, so that an error can't be a status any more."""
         self.gone = False
+        self.status = 0
+        """Of the answer, once it has begun."""
+        self.note: Note | None = None
+        """What a model call tells of itself."""
         self._idle_timeout_s = idle_timeout_s
         self._receive = receive
         self._send = send
@@ -153,6 +159,9 @@ class Exchange:
 
     async def start(self, status: int, headers: Headers) -> None:
         self.started = True
+        self.status = status
+        if self.note is not None and self.note.call_id:
+            headers = [*headers, (CALL_HEADER, self.note.call_id.encode())]
         if self._packer is not None:
             headers = [*headers, *_packed(self._packer)]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

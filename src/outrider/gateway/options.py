@@ -27,7 +27,13 @@ _KEY = f"{KEY_FORM}; empty for nobody."
 class GatewayOptions(Section, frozen=True, kw_only=True):
     """Every field can stand in the file of `load_options` under its own name."""
 
-    upstream: Annotated[str, Meta(description="Base URL of the engine or provider, with or without /v1.")]
+    upstream: Annotated[
+        str | tuple[str, ...],
+        Meta(
+            description="Base URL of the engine or provider, with or without /v1; several, repeated or with commas "
+            "between them, are replicas."
+        ),
+    ]
     store: Annotated[str, Meta(description="Where calls are kept: sqlite:///PATH or postgresql://….")]
     host: Annotated[str, Meta(description="Address to listen on; other than loopback it needs --admin-key.")] = (
         "127.0.0.1"
@@ -97,16 +103,57 @@ class GatewayOptions(Section, frozen=True, kw_only=True):
         Meta(gt=0, description="Longest silence of an agent that sends a body or takes in an answer, seconds."),
     ] = 60.0
     upstream_timeout_s: Annotated[
-        float, Meta(gt=0, description="Longest wait from sending a call to the end of its answer, seconds.")
+        float,
+        Meta(gt=0, description="Longest wait from sending a call to the end of its answer, retries too, seconds."),
     ] = 600.0
+    upstream_connect_timeout_s: Annotated[
+        float, Meta(gt=0, description="Longest wait for a connection to a replica, seconds.")
+    ] = 10.0
+    upstream_first_byte_timeout_s: Annotated[
+        float,
+        Meta(gt=0, description="Longest wait for an answer to begin; a plain one begins when it is whole, seconds."),
+    ] = 600.0
+    upstream_chunk_timeout_s: Annotated[
+        float, Meta(gt=0, description="Longest silence inside an answer that has begun, seconds.")
+    ] = 300.0
+    upstream_retries: Annotated[
+        int,
+        Meta(ge=0, le=100, description="How often a call is sent again while the agent has got nothing of an answer."),
+    ] = 2
+    upstream_retry_s: Annotated[
+        float, Meta(ge=0, description="Longest time that a call waits between its sendings, all together, seconds.")
+    ] = 30.0
+    health_path: Annotated[
+        str, Meta(description="Path upstream, after the base URL without /v1, that shows whether a replica is up.")
+    ] = "/health"
+    health_interval_s: Annotated[float, Meta(gt=0, description="Time between two looks at a replica, seconds.")] = 2.0
+    health_fall: Annotated[
+        int, Meta(ge=1, description="A replica is down after this many failures in a row, of calls or looks.")
+    ] = 2
+    health_rise: Annotated[int, Meta(ge=1, description="It is up again after this many good looks in a row.")] = 1
     pause_wait_s: Annotated[
         float, Meta(ge=0, description="How long a call waits for a pause to end before it gets a 503, seconds.")
     ] = 30.0
+    drain_timeout_s: Annotated[
+        float,
+        Meta(ge=0, description="After SIGTERM, the longest wait for calls under way before they are cut, seconds."),
+    ] = 600.0
+    log_level: Annotated[
+        Literal["info", "warning", "off"],
+        Meta(description="Lines on standard error: for each call, for those that did not end well, or for none."),
+    ] = "warning"
+    log_format: Annotated[Literal["json", "text"], Meta(description="Form of those lines.")] = "json"
     store_synchronous: Annotated[
         Literal["FULL", "NORMAL"],
         Meta(description="SQLite: FULL survives a power cut, NORMAL only a crash of the process."),
     ] = "FULL"
     parent_pid: Annotated[int, Meta(ge=0, description="End when this process has gone; 0 for never.")] = 0
+
+    @property
+    def upstreams(self) -> tuple[str, ...]:
+        """The base URL of each replica."""
+        given = (self.upstream,) if isinstance(self.upstream, str) else self.upstream
+        return tuple(url.strip() for several in given for url in several.split(",") if url.strip())
 
     def __repr__(self) -> str:
         return f"GatewayOptions({self.host}:{self.port}, {self.mode})"  # the keys and the URLs are nobody's business
@@ -150,6 +197,8 @@ def check_options(options: GatewayOptions) -> Roles:
         )
     if not options.reward_min < options.reward_max:
         raise ConfigError("reward_min: must be below reward_max.")
+    if not options.health_path.startswith("/"):
+        raise ConfigError(f"health_path: {options.health_path!r} must begin with a slash.")
     for pattern in options.redact_patterns:
         try:
             matches_nothing = re.compile(pattern).match("") is None

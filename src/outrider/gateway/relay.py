@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from outrider.gateway.counters import Counters
 from outrider.gateway.delivery import Delivery, Outgoing, Route
 from outrider.gateway.exchange import JSON_TYPE, Exchange, Headers, end_to_end
 from outrider.gateway.grouping import Chains, is_kept
+from outrider.gateway.note import Note
 from outrider.gateway.options import GatewayOptions
 from outrider.gateway.recall import Recall, new_call_id
 from outrider.gateway.record import CallRecord
@@ -94,6 +96,10 @@ class Relay:
             exchange.pack()
         tokens = access.ours
         call_id = new_call_id(access.owner)
+        note = exchange.note or Note()
+        note.call_id, note.attempt_id = call_id, access.attempt_id
+        note.model, note.streamed = request.model, request.stream
+        note.mode, note.kept = access.mode, access.mode is not Mode.PASSTHROUGH
         await self._recall.earlier(dialect, request, access.owner)
         prepared = dialect.prepare(
             request,
@@ -121,7 +127,7 @@ class Relay:
         )
         exchange.watch(lambda: client_left(delivery, record))
         try:
-            await RecordedCall(exchange, delivery, record, self._commit).run()
+            await RecordedCall(exchange, delivery, record, lambda record: self._commit(record, note)).run()
         except asyncio.CancelledError:
             self._interrupted(record)
             raise
@@ -162,7 +168,7 @@ class Relay:
             delivery.close()
             exchange.unwatch()
 
-    async def _commit(self, record: CallRecord) -> None:
+    async def _commit(self, record: CallRecord, note: Note) -> None:
         """Make the call durable. Raises `Refused` when that fails."""
         mode = record.access.mode
         if mode is Mode.PASSTHROUGH:
@@ -173,14 +179,18 @@ class Relay:
         if mode in self._redact:
             stored, hits = await self._redacted(call, record.access)
             self._counters.redacted(hits)
+        began = time.monotonic()
         try:
             await asyncio.wrap_future(self._store.append_call(stored))
         except StoreBusy:
+            note.code = "store_busy"
             self._counters.not_recorded("store_busy")
             raise Refused("Too many calls are waiting for the disk.", code="store_busy", retry_after_s=1) from None
         except StoreError as error:
+            note.code = "store_failed"
             self._counters.not_recorded("store_failed")
             raise Refused(f"The call could not be recorded: {error}", code="store_failed", retry_after_s=5) from error
+        note.call, note.commit_s = stored, time.monotonic() - began
         self._counters.recorded(stored, mode)
         if record.turn is not None:
             record.turn.committed(call)

@@ -38,6 +38,11 @@ class Roles:
         if len({digest for digest, _ in self._digests}) != len(self._digests):
             raise ConfigError("admin_key, trainer_key, grader_key, read_key: a key may stand in one of them only.")
 
+    @property
+    def any(self) -> bool:
+        """There is a key for somebody."""
+        return bool(self._digests)
+
     def allow(self, key: bytes, roles: frozenset[Role]) -> Role:
         """The role of `key`, if it is one of `roles`. Raises `RequestError` with status 401 or 403."""
         given = hashlib.sha256(key).digest()

@@ -5,7 +5,7 @@ POST /v1/…                    the same with the key as API key; without one, u
 GET  /v1/models               the upstream's
 POST /s/<attempt key>/feedback, /v1/feedback    a score from the agent's side, where the attempt allows it
 HEAD /                        200
-GET  /health                  200 when calls are served
+GET  /health, /ready, /metrics                   those who run it (see `operations`)
      /admin/…                 the trainer (see `admin`)
 """
 
@@ -25,12 +25,15 @@ from outrider.gateway.counters import Counters
 from outrider.gateway.exchange import JSON_TYPE, ClientGone, Exchange, Receive, Scope, Send
 from outrider.gateway.feedback import Feedback
 from outrider.gateway.limits import Limits, TooFast
+from outrider.gateway.logs import LogWriter
+from outrider.gateway.note import Note
+from outrider.gateway.operations import ROUTES, Operations
 from outrider.gateway.options import GatewayOptions, check_options
 from outrider.gateway.relay import Relay
+from outrider.gateway.replicas import make_replicas
 from outrider.gateway.sessions import Sessions
-from outrider.gateway.upstream import Upstream
 from outrider.protocols import Store
-from outrider.types import Mode
+from outrider.types import Json, Mode
 from outrider.wire import Dialect, TokenCounter
 
 log = logging.getLogger("outrider.gateway")
@@ -41,7 +44,14 @@ MODELS = b"/v1/models"
 class Gateway:
     """The ASGI application."""
 
-    def __init__(self, options: GatewayOptions, store: Store, dialects: Sequence[Dialect]) -> None:
+    def __init__(
+        self,
+        options: GatewayOptions,
+        store: Store,
+        dialects: Sequence[Dialect],
+        log_writer: LogWriter | None = None,
+    ) -> None:
+        """Without a `log_writer`, calls leave no line."""
         self._routes = {route.encode(): dialect for dialect in dialects for route in dialect.routes}
         self._count_routes = {
             dialect.count_route.encode(): dialect for dialect in dialects if isinstance(dialect, TokenCounter)
@@ -52,7 +62,7 @@ class Gateway:
         admission = Admission(version=None if version is None else int(version), wait_s=options.pause_wait_s)
         self._limits = Limits(max_in_flight=options.max_in_flight, rate_per_key=options.rate_per_key)
         self._idle_timeout_s = options.idle_timeout_s
-        self._upstream = Upstream(options.upstream, timeout_s=options.upstream_timeout_s)
+        self._replicas = make_replicas(options)
         self._sessions = Sessions(store, Mode(options.mode))
         self._feedback = Feedback(
             store,
@@ -61,20 +71,36 @@ class Gateway:
             high=options.reward_max,
             agent_final=options.agent_final,
         )
-        self._admin = Admin(check_options(options), admission, store, self._counters, self._feedback)
-        self._admission = admission
+        roles = check_options(options)
+        self._operations = Operations(
+            options,
+            store,
+            replicas=self._replicas,
+            admission=admission,
+            limits=self._limits,
+            counters=self._counters,
+            roles=roles,
+            log=log_writer,
+        )
+        self._admin = Admin(roles, admission, store, self._counters, self._feedback, self._operations.fleet)
         continuation = make_continuation(options, store, dialects, self._counters)
-        self._relay = Relay(self._upstream, store, admission, self._counters, options, continuation)
+        self._relay = Relay(self._replicas, store, admission, self._counters, options, continuation)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, idle_timeout_s=self._idle_timeout_s)
-        dialect = self._default
+        key, target = _split_key(exchange.path)
+        named = self._routes.get(target) or self._count_routes.get(target)
+        dialect = named or self._default
+        note = Note(dialect=named.name if named is not None else "") if target.startswith(b"/v1/") else None
+        if note is not None:
+            exchange.note = note
+            note.parent = exchange.header(b"traceparent")
         try:
-            key, target = _split_key(exchange.path)
-            dialect = self._routes.get(target) or self._count_routes.get(target) or dialect
             await self._handle(exchange, key, target, dialect)
         except ClientGone:
             self._counters.refused("client_gone")
+            if note is not None:
+                note.code = "client_gone"
         except RequestError as error:
             await self._refuse(exchange, dialect, error)
         except StoreError as error:
@@ -82,18 +108,36 @@ class Gateway:
         except Exception:
             log.exception("%s %s", exchange.method, _split_key(exchange.path)[1].decode("latin-1"))
             await self._refuse(exchange, dialect, RequestError("The gateway failed.", status=500, code="gateway"))
+        finally:
+            if note is not None:
+                self._operations.ended(note, exchange.status)
+
+    def begin(self) -> None:
+        """The event loop runs: look after replicas and other gateways."""
+        self._operations.begin()
+
+    async def drain(self) -> bool:
+        """Refuse new calls and wait for those under way; returns whether all have ended in time."""
+        return await self._operations.drain()
 
     def close(self) -> None:
-        self._upstream.close()
+        self._replicas.close()
+        self._operations.close()
+
+    def replica_states(self) -> list[Json]:
+        """As `Replicas.states`."""
+        return self._replicas.states()
 
     async def _handle(self, exchange: Exchange, key: str | None, target: bytes, dialect: Dialect) -> None:
-        if key is None and target == b"/health":
-            await self._health(exchange)
+        if key is None and target in ROUTES:
+            await self._operations.answer(exchange)
         elif key is None and target.startswith(b"/admin/"):
             await self._admin.handle(exchange)
         elif target == b"/v1/feedback" or (key is not None and target == b"/feedback"):
             await self._give_feedback(exchange, key)
         elif target.startswith(b"/v1/") and not _is_devious(target):
+            if self._operations.draining:
+                raise Refused("This gateway is about to end; try again.", code="draining", retry_after_s=2)
             with self._limits:
                 await self._model_route(exchange, key, target, dialect)
         elif exchange.method == "HEAD" and target in (b"", b"/"):
@@ -106,6 +150,8 @@ class Gateway:
         if routed and exchange.method != "POST":
             _refuse_method(exchange, target, keyed=key is not None or dialect.translated)
         access = await self._sessions.access(exchange, key)
+        if exchange.note is not None:
+            exchange.note.mode, exchange.note.attempt_id = access.mode, access.attempt_id
         self._limits.take(access.owner)
         counter = self._count_routes.get(target)
         full = target + b"?" + exchange.query if exchange.query else target
@@ -116,7 +162,7 @@ class Gateway:
         elif access.keyed and not self._is_model_endpoint(exchange, target):
             raise _not_found(exchange, target)  # a key opens model endpoints, and nothing else of an engine
         else:
-            await self._relay.forward(exchange, full, dialect)
+            await self._relay.forward(exchange, full, dialect, access)
 
     def _is_model_endpoint(self, exchange: Exchange, target: bytes) -> bool:
         if exchange.method == "POST":
@@ -131,22 +177,18 @@ class Gateway:
         answer = await self._feedback.from_agent(session, await exchange.body(MAX_BODY_BYTES))
         await exchange.respond(200, [JSON_TYPE], msgspec.json.encode(answer))
 
-    async def _health(self, exchange: Exchange) -> None:
-        state = {
-            "status": "ok",
-            "paused": self._admission.paused,
-            "in_flight": self._admission.in_flight,
-            "policy_version": self._admission.version,
-        }
-        await exchange.respond(200, [JSON_TYPE], msgspec.json.encode(state))
-
     async def _refuse(self, exchange: Exchange, dialect: Dialect, error: RequestError) -> None:
-        self._counters.refused(error.code or str(error.status))
+        code = error.code or str(error.status)
+        self._counters.refused(code)
+        if exchange.note is not None:
+            exchange.note.code = code
         if exchange.started:
             return  # too late for a status; leaving without an end closes the connection
         headers = [JSON_TYPE]
         if isinstance(error, Refused | TooFast):
             headers.append((b"retry-after", b"%d" % error.retry_after_s))
+        if self._operations.draining:
+            headers.append((b"connection", b"close"))  # so that the next try finds another gateway
         body = dialect.error(error.status, str(error), code=error.code, param=error.param)
         await exchange.respond(error.status, headers, body)
 
