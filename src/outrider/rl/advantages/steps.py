@@ -7,8 +7,8 @@
 All read `context.steps` and `context.gamma`. With r the rewards of a rollout's steps, ``G_t = r_t + gamma G_(t+1)``.
 A rollout that is only scored at its end has 0 before its last step: the sparse reward is the special case.
 
-`return_to_go` takes as b the mean of G over the group, in which each rollout weighs the same, however many steps it
-took. With sparse rewards and gamma 1 it is dr_grpo.
+`return_to_go` takes as b the mean of G over the group at the same step, where a rollout that has ended by then counts
+with its last. With sparse rewards and gamma 1 it is dr_grpo.
 
 `gigpo` compares by GRPO's formula the rollouts of a group by their total reward, and the steps of a group that were
 taken in the same state (`Steps.states`) by G; a state seen once adds nothing. w is `context.step_weight`. Its authors'
@@ -39,11 +39,16 @@ def return_to_go(rewards: FloatArray, groups: Sequence[str], context: Context = 
     count = len(checked(rewards, groups))
     steps = checked_steps(context, count)
     returns = discounted(steps.rewards, steps.rollout, context.gamma)
-    share = 1.0 / np.bincount(steps.rollout, minlength=count)[steps.rollout].astype(np.float64)
-    of_step = [groups[index] for index in steps.rollout]
-    alone = {group for group, number in _sizes(groups).items() if number == 1}
-    centred = per_group(returns, of_step, lambda g, w: g - (w * g).sum() / w.sum(), share)
-    return np.where([group in alone for group in of_step], np.float32(0), centred).astype(np.float32)
+    of_rollout = np.split(returns, last_steps(steps.rollout)[:-1] + 1)
+    at = np.split(np.arange(len(returns)), last_steps(steps.rollout)[:-1] + 1)
+    advantages = np.zeros(len(returns))
+    for indices in members(groups):
+        longest = max(len(of_rollout[i]) for i in indices)
+        table = np.stack([np.pad(of_rollout[i], (0, longest - len(of_rollout[i])), mode="edge") for i in indices])
+        centred = np.where(table.min(0) == table.max(0), 0.0, table - table.mean(0))  # (n, longest)
+        for row, i in enumerate(indices):
+            advantages[at[i]] = centred[row, : len(at[i])]
+    return advantages.astype(np.float32)
 
 
 def gigpo(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE) -> FloatArray:
@@ -86,7 +91,3 @@ def discounted(rewards: FloatArray | Doubles, rollout: Index, gamma: float) -> D
 def last_steps(rollout: Index) -> Index:
     """Positions of each rollout's last step."""
     return np.flatnonzero(np.append(np.diff(rollout) != 0, np.ones(min(1, len(rollout)), dtype=bool)))
-
-
-def _sizes(groups: Sequence[str]) -> dict[str, int]:
-    return {groups[indices[0]]: len(indices) for indices in members(groups)}
