@@ -19,6 +19,7 @@ from outrider.backends import tree_attention
 from outrider.backends.head import Targets, token_logprobs
 from outrider.backends.lean import slim, unslim
 from outrider.backends.packing import Index, Pack, pack
+from outrider.backends.support import ignored, logit_changes, unsupported_layers
 from outrider.backends.value_head import ValueHead
 from outrider.errors import ConfigError
 from outrider.types import Sample
@@ -61,7 +62,7 @@ class LanguageModel:
         for module in self.module.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
-            if hasattr(module, "attention_dropout"):
+            if isinstance(getattr(module, "attention_dropout", None), float):
                 module.attention_dropout = 0.0
         self.module.train()  # checkpointing asks for it; with dropout gone nothing else does
         if gradient_checkpointing:
@@ -69,6 +70,7 @@ class LanguageModel:
             enable = getattr(self.module, "activation_checkpointing_enable", None)
             (enable or self.module.gradient_checkpointing_enable)({"use_reentrant": False})
         self.value_head: ValueHead | None = None
+        self._windows: set[int | None] = set()
         self.packed = self._use_tree_attention()
 
     def add_value_head(self, *, detached: bool) -> ValueHead:
@@ -118,12 +120,14 @@ class LanguageModel:
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
         """The last hidden state of each node, (N, H)."""
+        tree = tree_attention.TreePlans(batch.pack.chains, self.device)
         hidden: Tensor = self.module.get_decoder()(
             input_ids=_tensor(np.concatenate(batch.pack.token_ids), self.device)[None],
             position_ids=_tensor(np.concatenate(batch.pack.positions), self.device)[None],
             use_cache=False,
-            outrider_tree=tree_attention.TreePlans(batch.pack.chains, self.device),
+            outrider_tree=tree,
         ).last_hidden_state
+        self._windows = tree.windows
         return hidden[0]
 
     def _by_row(self, batch: MicroBatch) -> tuple[Tensor | None, Tensor]:
@@ -147,23 +151,28 @@ class LanguageModel:
 
     def _use_tree_attention(self) -> bool:
         """Switch to tree attention if the model gives the same log-probs with it as without."""
-        standard = self.module.config._attn_implementation
-        samples = _probes(self.module.config.vocab_size)
+        config = self.module.config
+        standard = config._attn_implementation
+        samples = _probes(config.get_text_config().vocab_size)
         self.packed = False
+        reason = unsupported_layers(config)
         with torch.no_grad(), _in_float32(self.module):
             try:
-                expected = self._probe(samples)
-                ALL_ATTENTION_FUNCTIONS.register(tree_attention.NAME, tree_attention.attend)
-                self.module.set_attn_implementation(tree_attention.NAME)
-                slim(self.module)
-                self.packed = True
-                difference = float((self._probe(samples) - expected).abs().mean())
+                if not reason:
+                    expected = self._probe(samples)
+                    ALL_ATTENTION_FUNCTIONS.register(tree_attention.NAME, tree_attention.attend)
+                    self.module.set_attn_implementation(tree_attention.NAME)
+                    slim(self.module)
+                    self.packed = True
+                    difference = float((self._probe(samples) - expected).abs().max())
+                    if difference > 1e-3:
+                        reason = logit_changes(config) or f"log-probs differ by {difference:.2g}"
+                    else:
+                        reason = ignored(config, self._windows)
             except (TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
                 reason = str(error) or type(error).__name__
-            else:
-                if difference < 1e-3:
-                    return True
-                reason = f"log-probs differ by {difference:.2g}"
+        if not reason:
+            return True
         self.packed = False
         self.module.set_attn_implementation(standard)
         unslim(self.module)

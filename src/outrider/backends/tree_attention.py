@@ -58,6 +58,11 @@ class TreePlans:
         self._chains, self._device = chains, device
         self._plans: dict[int | None, Plan] = {}
 
+    @property
+    def windows(self) -> set[int | None]:
+        """Those that a layer has asked for."""
+        return set(self._plans)
+
     def plan(self, window: int | None) -> Plan:
         if window not in self._plans:
             self._plans[window] = make_plan(self._chains, self._device, window)
@@ -76,13 +81,15 @@ def attend(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in each layer: ``(1, H, N, D)`` and twice ``(1, G, N, D)`` to ``(1, N, H, D)``.
+    """What transformers calls in each layer: ``(1, H, N, D)``, ``(1, G, N, D)``, ``(1, G, N, E)`` to ``(1, N, H, E)``.
 
     The signature is that of its attention interface. Raises `NotImplementedError` for what changes the scores in a
     way that is not done here, so that the model is run without tree attention.
     """
     if outrider_tree is None:
         raise NotImplementedError("the model does not hand its keyword arguments to its attention layers")
+    if attention_mask is not None:
+        raise NotImplementedError("its layers make a mask of their own")
     for name in ("softcap", "s_aux", "position_bias"):
         if others.get(name) is not None:
             raise NotImplementedError(f"its attention uses {name}")
@@ -170,7 +177,10 @@ def _tile(group: Sequence[_Block], device: torch.device, window: int | None) -> 
 
 
 class TreeAttention(torch.autograd.Function):
-    """``(q (N, H, D), k (N, G, D), v (N, G, D)) -> (N, H, D)`` where G heads of keys serve H = G * R of queries."""
+    """``(q (N, H, D), k (N, G, D), v (N, G, E)) -> (N, H, E)`` where G heads of keys serve H = G * R of queries.
+
+    E is D but for latent attention (MLA), whose queries and keys are longer than its values.
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
@@ -180,21 +190,21 @@ class TreeAttention(torch.autograd.Function):
         for tile in plan.tiles:
             tile_q, tile_k, tile_v = _gather(tile, q, k, v)
             outputs.append(_spread(torch.bmm(_probabilities(tile, tile_q, tile_k, scale), tile_v), tile, k.shape[1]))
-        return torch.cat(outputs)[plan.place].view_as(q)
+        return torch.cat(outputs)[plan.place].view(*q.shape[:2], v.shape[2])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
         (grad,) = grads
-        grad = grad.contiguous().view_as(q)
+        grad = grad.contiguous()
         grads_q = []
         # A key's gradient is a sum over all rows below it: kept in float32, whatever the model computes in.
         grad_k = torch.zeros(k.shape[0], k.shape[1] * k.shape[2], dtype=torch.float32, device=k.device)
-        grad_v = torch.zeros_like(grad_k)
+        grad_v = torch.zeros(v.shape[0], v.shape[1] * v.shape[2], dtype=torch.float32, device=v.device)
         for tile in ctx.plan.tiles:
             tile_q, tile_k, tile_v = _gather(tile, q, k, v)
             p = _probabilities(tile, tile_q, tile_k, ctx.scale)
-            tile_grad = _fold(grad.flatten(1)[tile.queries].masked_fill_(tile.padding, 0), tile, k.shape[1], k.shape[2])
+            tile_grad = _fold(grad.flatten(1)[tile.queries].masked_fill_(tile.padding, 0), tile, v.shape[1], v.shape[2])
             grad_v.index_add_(0, tile.keys, _unfold_keys(torch.bmm(p.transpose(1, 2), tile_grad), tile).float())
             grad_p = torch.bmm(tile_grad, tile_v.transpose(1, 2))
             grad_s = torch._softmax_backward_data(grad_p, p, -1, p.dtype).mul_(ctx.scale)
@@ -205,14 +215,14 @@ class TreeAttention(torch.autograd.Function):
 
 
 def _gather(tile: Tile, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries (B * G, R * Q, D), keys and values (B * G, K, D) of a tile."""
+    """Queries (B * G, R * Q, D), keys (B * G, K, D) and values (B * G, K, E) of a tile."""
     size, _, width = tile.shape
-    heads, depth = k.shape[1], k.shape[2]
+    heads = k.shape[1]
     tile_k, tile_v = (
-        item.flatten(1)[tile.keys].view(size, width, heads, depth).transpose(1, 2).reshape(-1, width, depth)
+        item.flatten(1)[tile.keys].view(size, width, heads, -1).transpose(1, 2).reshape(size * heads, width, -1)
         for item in (k, v)
     )
-    return _fold(q.flatten(1)[tile.queries], tile, heads, depth), tile_k, tile_v
+    return _fold(q.flatten(1)[tile.queries], tile, heads, q.shape[2]), tile_k, tile_v
 
 
 def _probabilities(tile: Tile, tile_q: Tensor, tile_k: Tensor, scale: float) -> Tensor:
