@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.evaluate import plan, summarise, wilson
+from outrider.evaluate import plan, score, summarise, wilson
 from outrider.types import Mode, Rollout, RolloutState, Task
 
 TASKS = [Task(id=str(i), fields={}) for i in range(3)]
@@ -49,3 +49,15 @@ def test_R03_unscored_rollouts_are_counted_and_are_no_zeros():
 def test_nothing_scored_is_no_claim():
     got = summarise([], threshold=1.0)
     assert (got["n"], got["low"], got["high"]) == (0, 0.0, 1.0)
+
+
+def test_records_are_ranked_by_greedy_success_then_by_sampled():
+    def record(greedy, sampled):
+        return {
+            kind: {"success": rate or 0.0, "n": 0 if rate is None else 10}
+            for kind, rate in (("greedy", greedy), ("sampled", sampled))
+        }
+
+    assert score(record(0.5, 0.25)) == (0.5, 0.25)
+    assert score(record(0.5, None)) == (0.5, 0.5)
+    assert score(record(None, None)) is None

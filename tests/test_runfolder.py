@@ -2,6 +2,8 @@
 
 import json
 import multiprocessing
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -82,3 +84,49 @@ def test_a_run_goes_on_with_its_own_configuration_only(folder):
     with pytest.raises(ConfigError, match=r"other values of seed, train\.lr"):
         folder.adopt(parse(TREE, ["train.lr=1.0", "seed=5"]))
     assert json.loads((folder.root / "config.json").read_text())["train"]["lr"] == 2e-5
+
+
+def published(folder, version):
+    weights = folder.weights_dir(version)
+    (weights / "part").mkdir(parents=True)
+    (weights / "model.safetensors").write_text(f"weights {version}")
+    (weights / "part" / "config.json").write_text("{}")
+    return weights
+
+
+def test_the_best_weights_are_a_copy_that_outlives_what_they_were_copied_from(folder):
+    assert folder.best() is None
+    folder.keep_best(published(folder, 1), {"score": [0.5, 0.5]})
+    folder.keep_best(published(folder, 2), {"score": [0.75, 0.5]})
+    for version in (1, 2):
+        shutil.rmtree(folder.weights_dir(version))
+    assert folder.best() == {"score": [0.75, 0.5]}
+    assert (folder.best_weights / "model.safetensors").read_text() == "weights 2"
+    assert (folder.best_weights / "part" / "config.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("renames", [0, 1])
+def test_a_crash_while_the_best_weights_are_replaced_leaves_one_whole_version(folder, monkeypatch, renames):
+    folder.keep_best(published(folder, 1), {"score": [0.5, 0.5]})
+    rename, done = Path.rename, []
+
+    def dies(self, target):
+        if len(done) == renames:
+            raise KeyboardInterrupt
+        done.append(target)
+        return rename(self, target)
+
+    with monkeypatch.context() as crash:
+        crash.setattr(Path, "rename", dies)
+        with pytest.raises(KeyboardInterrupt):
+            folder.keep_best(published(folder, 2), {"score": [0.75, 0.5]})
+    assert folder.best() == {"score": [0.5, 0.5]}
+    assert (folder.best_weights / "model.safetensors").read_text() == "weights 1"
+    folder.keep_best(published(folder, 3), {"score": [1.0, 0.5]})
+    assert (folder.best_weights / "model.safetensors").read_text() == "weights 3"
+
+
+def test_without_links_the_best_weights_are_copied(folder, monkeypatch):
+    monkeypatch.setattr("os.link", lambda source, target: (_ for _ in ()).throw(OSError("not here")))
+    folder.keep_best(published(folder, 1), {"score": [0.5, 0.5]})
+    assert (folder.best_weights / "model.safetensors").read_text() == "weights 1"

@@ -1,0 +1,343 @@
+"""The training loop over scripted agents: what a step trains on, what it leaves out, which version follows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fakes.scripted_run import LOST, OK, Run
+from outrider.collect import LATE_REWARD
+from outrider.errors import RewardError, RunError
+from outrider.types import Failure, Reward, RolloutState, Score, Task
+
+
+def by_member(episode):
+    """1 for one member of each group, 0 for the other."""
+    return float(episode.attempt.rollout_id.endswith("-1"))
+
+
+# -- R08: fenced by attempt ------------------------------------------------------------------------------------------
+
+
+def test_R08_late_calls_and_rewards_of_a_dead_attempt_are_stored_and_never_counted(tmp_path):
+    run = Run(tmp_path / "run", by_member, steps=2)
+    slow = "step-0001-000-0.a1"
+
+    def ends(attempt_id):
+        if attempt_id == "step-0002-000-0.a1":  # in the next step the dead attempt of the first one posts its result
+            run.agents.call(slow)
+            run.store.add_reward(Reward(attempt_id=slow, value=100.0)).result()
+        return LOST if attempt_id == slow else OK
+
+    run.agents.ends = ends
+    run()
+    assert len(run.store.calls(slow)) == 2
+    assert [reward.value for reward in run.store.rewards(slow)] == [100.0]
+    for step, record in enumerate(run.steps()):
+        attempts = Counter(row.sample.rollout_id for row in run.backend.batches[step])
+        assert set(attempts.values()) == {1}, "one result for each rollout"
+        assert len(attempts) == record["rollouts"] == 4
+        assert record["reward_mean"] == 0.5
+        assert slow not in run.trained(step)
+    assert "step-0001-000-0.a2" in run.trained(0)
+    assert run.steps()[0]["failures"] == {Failure.EXECUTOR.value: 1}
+    assert all(LATE_REWARD not in record["excluded"] for record in run.steps())  # it is no late one of a live attempt
+
+
+# -- R10: nothing to train -------------------------------------------------------------------------------------------
+
+
+def check_skipped(run, record):
+    assert record["skipped"] is True
+    assert (record["loss"], record["tokens"]) == (0.0, 0)
+    assert record["policy_version"] == 0
+    assert (run.backend.weights, run.backend.batches) == (0, [])
+    assert (run.engine.loads, run.gateway.version) == (0, 0)
+    assert any("has nothing to learn from" in text for text in run.listener.messages)
+
+
+def test_R10_a_step_whose_groups_are_all_equal_changes_nothing_and_keeps_the_version(tmp_path):
+    run = Run(tmp_path / "run", lambda episode: 1.0, steps=1)
+    run()
+    (record,) = run.steps()
+    check_skipped(run, record)
+    assert record["excluded"] == {"rollout: group without signal": 4}
+
+
+def test_R10_a_step_without_a_trainable_token_changes_nothing_and_keeps_the_version(tmp_path):
+    run = Run(tmp_path / "run", by_member, steps=1, models=("another",))
+    run()
+    (record,) = run.steps()
+    check_skipped(run, record)
+    assert record["excluded"] == {"model not trained": 4, "rollout: nothing trainable": 4}
+    assert record["excluded_tokens"] == {"model not trained": 8}
+
+
+def test_R10_a_run_goes_on_after_a_step_without_signal(tmp_path):
+    run = Run(tmp_path / "run", lambda episode: by_member(episode) if "step-0002" in episode.attempt.id else 0.0)
+    run()
+    assert [record.get("skipped", False) for record in run.steps()] == [True, False]
+    assert [record["policy_version"] for record in run.steps()] == [0, 1]
+    assert run.backend.weights == 1
+
+
+# -- R12: versions ---------------------------------------------------------------------------------------------------
+
+
+def test_R12_a_version_is_a_publish_that_succeeded(tmp_path):
+    run = Run(tmp_path / "run", by_member, steps=2)
+    run.engine.failing = 2
+    run()
+    assert run.engine.loads == 4  # twice in vain, then one for each step
+    assert [record["policy_version"] for record in run.steps()] == [1, 2]
+    assert (run.engine.served, run.gateway.version) == (2, 2)
+    assert sum("publish of version 1 failed" in text for text in run.listener.messages) == 2
+
+
+def test_R12_a_publish_that_never_succeeds_ends_the_run_under_the_old_version(tmp_path):
+    run = Run(tmp_path / "run", by_member, steps=1)
+    run.engine.failing = 99
+    with pytest.raises(RunError, match="cannot publish version 1: bucket 2 of 2"):
+        run()
+    assert (run.progress.policy_version, run.gateway.version) == (0, 0)
+    assert run.steps() == []
+
+
+def test_R12_tokens_keep_the_version_that_sampled_them_and_a_mixed_call_its_older_one(tmp_path):
+    run = Run(tmp_path / "run", by_member, steps=1, groups=1)
+    call = run.agents.call
+
+    def turn(attempt_id, **changes):
+        turn = len(run.store.calls(attempt_id))
+        if turn == 1:
+            run.gateway.version = 1  # published between calls 1 and 2, and again in the middle of call 3
+        if turn == 2:
+            run.gateway.version = 2
+        return call(attempt_id, started_under=1 if turn == 2 else None)
+
+    run.agents.call = turn
+    run.agents.turns = lambda attempt_id: 3
+    run()
+    for row in run.backend.batches[0]:
+        sample = row.sample
+        assert sample.versions[sample.loss_mask].tolist() == [0, 0, 1, 1, 1, 1]
+        calls = run.store.calls(sample.attempt_id)
+        assert [(c.version_start, c.version_end) for c in calls] == [(0, 0), (1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("schedule", ["collocated", "disaggregated"])
+def test_R12_staleness_is_judged_by_the_oldest_token_and_a_group_goes_whole(tmp_path, schedule):
+    run = Run(tmp_path / "run", by_member, steps=4, schedule=schedule, max_staleness=1, groups=1)
+    # One member of the first group makes a call under version 0 and gets its next answer only under version 2.
+    slow = "step-0001-000-0.a1"
+    run.agents.turns = lambda attempt_id: 10**9 if attempt_id == slow and run.gateway.version < 2 else 1
+    call = run.agents.call
+    run.agents.call = lambda attempt_id: (
+        call(attempt_id) if attempt_id != slow or run.gateway.version >= 2 or not run.store.calls(slow) else None
+    )
+    run()
+    dropped = Counter()
+    for record in run.steps():
+        dropped.update({k: v for k, v in record["excluded"].items() if k.startswith("group: over")})
+    assert dropped == {"group: over 1 policy versions old": 1}
+    trained = {name for step in range(len(run.backend.batches)) for name in run.trained(step)}
+    assert not [name for name in trained if name.startswith("step-0001-000-")], "its fresh sibling goes with it"
+    assert all(record["rollouts"] == 2 for record in run.steps())
+    before = 0
+    for record in run.steps():
+        assert before - record["oldest_version"] <= 1
+        before = record["policy_version"]
+
+
+def test_R12_a_synchronous_step_trains_on_its_own_policys_tokens(tmp_path):
+    run = Run(tmp_path / "run", by_member, steps=3)
+    run()
+    for step, rows in enumerate(run.backend.batches):
+        assert {int(v) for row in rows for v in row.sample.versions[row.sample.loss_mask]} == {step}
+
+
+# -- rewards: late, and of single calls ------------------------------------------------------------------------------
+
+
+def test_a_reward_that_comes_before_its_step_is_taken_counts(tmp_path):
+    run = Run(tmp_path / "run", lambda episode: 0.0, steps=1)
+    transition = run.store.transition
+
+    def and_a_user_says_so(rollout, *, expect):
+        done = transition(rollout, expect=expect)
+        if rollout.state is RolloutState.SUCCEEDED and rollout.id.endswith("-1"):
+            run.store.add_reward(Reward(attempt_id=f"{rollout.id}.a1", value=1.0, source="user")).result()
+        return done
+
+    run.store.transition = and_a_user_says_so
+    run()
+    (record,) = run.steps()
+    assert (record["reward_mean"], record["groups_trained"]) == (0.5, 2)
+
+
+def test_a_reward_that_comes_after_its_step_was_taken_is_kept_and_counted_as_late(tmp_path):
+    run = Run(tmp_path / "run", by_member, steps=3)
+
+    def ends(attempt_id):
+        if attempt_id == "step-0002-000-0.a1":
+            run.store.add_reward(Reward(attempt_id="step-0001-000-0.a1", value=9.0)).result()
+            run.store.add_reward(Reward(attempt_id="step-0001-000-0.a1", value=9.0, name="style")).result()
+        return OK
+
+    run.agents.ends = ends
+    run()
+    assert [record["excluded"].get(LATE_REWARD, 0) for record in run.steps()] == [0, 1, 0]
+    assert [record["reward_mean"] for record in run.steps()] == [0.5, 0.5, 0.5]
+    assert run.store.rewards("step-0001-000-0.a1")[-2].value == 9.0
+
+
+def test_somebody_elses_score_counts_where_ours_failed(tmp_path):
+    def broken(episode):
+        if episode.attempt.rollout_id == "step-0001-000-1":
+            run.store.add_reward(Reward(attempt_id=episode.attempt.id, value=1.0, source="grader")).result()
+            raise RewardError("the verifier is down")
+        return 0.0
+
+    run = Run(tmp_path / "run", broken, steps=1)
+    run()
+    (record,) = run.steps()
+    assert record["groups_trained"] == 1
+    assert "step-0001-000-1.a3" in run.trained(0)  # after all attempts
+
+
+def test_rewards_of_single_calls_reach_the_estimator(tmp_path):
+    def step_by_step(episode):
+        good = episode.attempt.rollout_id.endswith("-1")
+        return Score(value=0.0, calls={call.id: float(good and i == 1) for i, call in enumerate(episode.calls)})
+
+    run = Run(tmp_path / "run", step_by_step, steps=1, groups=1, advantage="return_to_go", gamma=0.5)
+    run.agents.turns = lambda attempt_id: 3
+    run()
+    of = {row.sample.rollout_id[-1]: row for row in run.backend.batches[0]}
+    good, bad = (of[m].advantages[of[m].sample.loss_mask] for m in ("1", "0"))
+    assert good[0] > bad[0]  # its first call leads to the reward of the second
+    assert good[2] > good[0]  # which is nearer to it
+    assert not np.array_equal(good, bad)
+
+
+# -- evaluation and the best weights ---------------------------------------------------------------------------------
+
+HELD_OUT = [Task(id=f"h{i}", fields={}) for i in range(4)]
+
+
+def success_by_version(run_of, rates):
+    def reward(episode):
+        run = run_of()
+        if episode.attempt.rollout_id.startswith("step-") and "greedy" not in episode.attempt.rollout_id:
+            return by_member(episode)
+        return float(int(episode.task.id[1:]) < rates[run.gateway.version])
+
+    return reward
+
+
+def test_the_best_weights_are_kept_and_survive_pruning_and_a_restart(tmp_path):
+    run = Run(
+        tmp_path / "run",
+        success_by_version(lambda: run, [1, 2, 4, 2, 3]),
+        steps=4,
+        eval_every=1,
+        keep_checkpoints=1,
+    )
+    run(HELD_OUT)
+    best = run.folder.best()
+    assert (best["step"], best["policy_version"], best["name"]) == (2, 2, "step-2")
+    assert (run.folder.best_weights / "weights").read_text() == "2"
+    assert not run.folder.weights_dir(2).exists(), "pruned, but for the copy"
+    evaluations = [r for r in run.folder.records() if r["kind"] == "eval"]
+    assert [(r["name"], r.get("best", False)) for r in evaluations] == [
+        ("before", False),
+        ("step-1", True),
+        ("step-2", True),
+        ("step-3", False),
+        ("after", False),
+    ]
+
+    again = Run(
+        tmp_path / "run",
+        success_by_version(lambda: again, [1, 1, 1, 1, 1, 3, 4]),
+        store=run.store,
+        steps=6,
+        eval_every=1,
+        keep_checkpoints=1,
+    )
+    again(HELD_OUT)
+    assert again.folder.best()["policy_version"] == 2, "as good is not better"
+
+
+def test_without_held_out_tasks_nothing_is_called_best(tmp_path):
+    run = Run(tmp_path / "run", by_member, steps=1)
+    run()
+    assert run.folder.best() is None
+
+
+# -- going on --------------------------------------------------------------------------------------------------------
+
+
+def test_carried_over_groups_survive_a_restart_with_the_rollouts_that_had_ended(tmp_path):
+    run = Run(tmp_path / "run", by_member, steps=2, schedule="collocated", max_staleness=2)
+    slow = {"step-0001-001-0.a1"}  # of the first step's second group: it is still under way when the run ends
+    run.agents.turns = lambda attempt_id: 10**9 if attempt_id in slow else 1
+    run()
+    assert all(record["rollouts"] == 4 for record in run.steps())
+    carried = run.folder.latest().position["open"]
+    assert 1 in carried
+    sibling = run.store.rollout("step-0001-001-1")
+    assert (sibling.state, sibling.attempt) == (RolloutState.SUCCEEDED, 1)
+
+    again = Run(tmp_path / "run", by_member, store=run.store, steps=4, schedule="collocated", max_staleness=9)
+    again()
+    assert len(again.steps()) == 4
+    trained = [set(again.trained(step)) for step in range(len(again.backend.batches))]
+    everything = [name for step in trained for name in step]
+    assert len(everything) == len(set(everything)), "no rollout is trained twice"
+    assert {"step-0001-001-0.a2", "step-0001-001-1.a1"} <= set(everything), "the group is whole; nothing is run twice"
+
+
+def test_a_sampler_sees_whole_groups_again_after_a_restart(tmp_path):
+    run = Run(tmp_path / "run", by_member, steps=2)
+    run()
+    again = Run(tmp_path / "run", by_member, store=run.store, steps=2)
+    seen = []
+    with again.folder:
+        trainer = again.trainer()
+        trainer._sampler.observe = lambda rollouts: seen.append([r.id for r in rollouts])
+        trainer.run()
+    assert [len(group) for group in seen] == [2, 2, 2, 2]
+    assert seen[0] == ["step-0001-000-0", "step-0001-000-1"]
+
+
+def test_collocated_pauses_the_gateway_while_it_trains(tmp_path):
+    run = Run(tmp_path / "run", by_member, steps=1, schedule="collocated")
+    forward_backward = run.backend.forward_backward
+    paused = []
+    run.backend.forward_backward = lambda rows, loss: paused.append(run.gateway.paused) or forward_backward(rows, loss)
+    run()
+    assert paused == [True]
+    assert not run.gateway.paused
+
+
+def test_exclusions_of_a_step_are_in_its_record(tmp_path):
+    run = Run(tmp_path / "run", by_member, steps=1, groups=1, max_tokens=6, too_long="keep_start")
+    run.agents.turns = lambda attempt_id: 2
+    run()
+    (record,) = run.steps()
+    assert record["excluded"] == {"too_long": 2}
+    assert record["excluded_tokens"] == {"too_long": 4}
+    assert (record["tokens"], record["breaks"]) == (4, 0)
+
+
+def test_a_failed_rollout_leaves_its_group_and_is_counted(tmp_path):
+    run = Run(tmp_path / "run", by_member, steps=1, group_size=3)
+    run.agents.ends = lambda attempt_id: LOST if "-000-2" in attempt_id else OK
+    run()
+    (record,) = run.steps()
+    assert record["excluded"] == {"rollout failed: executor": 1}
+    assert replace(run.store.rollout("step-0001-000-2")).reward is None
