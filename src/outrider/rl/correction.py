@@ -119,22 +119,22 @@ def correct(rows: Sequence[Row], methods: Sequence[str], bounds: Bounds = Bounds
     if any(row.old_logprobs is None for row in rows):
         raise BatchError("a correction needs the log-probs of the weights before the update: Row.old_logprobs.")
     at = [np.flatnonzero(row.sample.loss_mask) for row in rows]
-    log_w = _joined([_log_ratio(row)[where] for row, where in zip(rows, at, strict=True)])
+    log_w = np.concatenate([_log_ratio(row)[where] for row, where in zip(rows, at, strict=True)] or [np.zeros(0)])
     names = {name: number for number, name in enumerate(dict.fromkeys(row.sample.rollout_id for row in rows))}
     rollout = np.repeat([names[row.sample.rollout_id] for row in rows], [len(where) for where in at]).astype(np.int64)
-    factor, masked, excluded = np.ones(len(log_w)), np.zeros(len(log_w), dtype=bool), Counter[str]()
+    factor, excluded = np.ones(len(log_w)), Counter[str]()
     for name in methods:
         part = CORRECTIONS[name](log_w, rollout, bounds)
         if name in MASKS:
-            excluded[f"token: importance ratio out of bounds ({name})"] += int(((part == 0) & ~masked).sum())
-            masked |= part == 0
+            excluded[f"token: importance ratio out of bounds ({name})"] += int(((part == 0) & (factor != 0)).sum())
         factor *= part
-    corrected = []
-    for row, where, piece in zip(rows, at, np.split(factor, np.cumsum([len(w) for w in at])[:-1]), strict=True):
-        scale = np.zeros(len(row.advantages), dtype=np.float32)
-        scale[where] = piece
-        corrected.append(replace(row, advantages=row.advantages * scale))
-    return Correction(rows=tuple(corrected), mismatch=_mismatch(log_w, masked), excluded=+excluded)
+    corrected, done = [], 0
+    for row, where in zip(rows, at, strict=True):
+        advantages = row.advantages.copy()
+        advantages[where] *= factor[done : done + len(where)].astype(np.float32)
+        done += len(where)
+        corrected.append(replace(row, advantages=advantages))
+    return Correction(rows=tuple(corrected), mismatch=_mismatch(log_w, factor == 0), excluded=+excluded)
 
 
 def _log_ratio(row: Row) -> Doubles:
@@ -158,7 +158,3 @@ def _mismatch(log_w: Doubles, masked: BoolArray) -> Mismatch:
 def _exp(values: Doubles) -> Doubles:
     exponential: Doubles = np.exp(np.clip(values, -LOG_LIMIT, LOG_LIMIT))
     return exponential
-
-
-def _joined(parts: Sequence[Doubles]) -> Doubles:
-    return np.concatenate(parts) if parts else np.zeros(0)
