@@ -22,7 +22,7 @@ def gateway_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """An option for each field: ``sample_rate`` is ``--sample-rate``; one with several values is named in the singular
     and repeated. Keys are also read from OUTRIDER_ADMIN_KEY and the like."""
     for name, kind, meta, default in reversed(fields(GatewayOptions)):
-        several = get_origin(kind) is tuple
+        several = tuple in (get_origin(kind), *map(get_origin, get_args(kind)))
         flag = "--" + (name.removesuffix("s") if several else name).replace("_", "-")
         settings: dict[str, Any] = {"help": meta.description, "hidden": name in HIDDEN}
         if default is not msgspec.NODEFAULT:
@@ -41,9 +41,7 @@ def _type(kind: Any) -> Any:
         return click.Choice(get_args(kind))
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return click.Choice([member.value for member in kind])
-    if get_origin(kind) is tuple:
-        return str
-    return kind
+    return str if get_args(kind) else kind  # one of several, or of several forms
 
 
 @click.command()

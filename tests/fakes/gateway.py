@@ -179,6 +179,7 @@ def make_options(engine: ScriptedEngine, path: Path, **options: Any) -> GatewayO
         "store": f"sqlite:///{path}",
         "admin_key": ADMIN_KEY,
         "port": 0,
+        "upstream_retries": 0,
     }
     return GatewayOptions(**(defaults | options))
 

@@ -36,6 +36,7 @@ class GatewayProcess:
             "admin_key": ADMIN_KEY,
             "mode": "train",
             "port": 0,
+            "upstream_retries": 0,
         }
         self._options = defaults | options
         self.base_url = ""

@@ -8,21 +8,24 @@ import socket
 import pytest
 
 from outrider.errors import ConfigError
-from outrider.gateway.upstream import HIGH_WATER, Upstream, UpstreamError
+from outrider.gateway.upstream import HIGH_WATER, Upstream
+from outrider.gateway.upstream_errors import Timeouts, UpstreamError
 
 
 class Server:
     """Answers each request with the next script: bytes to write, a number of seconds to wait, or "close"."""
 
-    def __init__(self, *scripts):
+    def __init__(self, *scripts, timeouts=Timeouts(total_s=20)):
         self.scripts = list(scripts)
+        self.timeouts = timeouts
         self.requests = []
         self.connections = 0
         self.lost = 0
 
     async def __aenter__(self):
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.upstream = Upstream(f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}", timeout_s=20)
+        url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self.upstream = Upstream(url, timeouts=self.timeouts)
         return self
 
     async def __aexit__(self, *error):
@@ -138,15 +141,20 @@ CUTS = {
     "in a chunk": [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhe", "close"],
     "before the last chunk": [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", "close"],
     "no HTTP": [b"hello there\r\n\r\n", "close"],
+    "a chunk that is no chunk": [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nhe\r\n", "close"],
+    "two lengths": [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nhel", "close"],
+    "a length that is no number": [b"HTTP/1.1 200 OK\r\nContent-Length: five\r\n\r\nhello", "close"],
 }
+INVALID = [CUTS[name] for name in ("no HTTP", "a chunk that is no chunk", "two lengths", "a length that is no number")]
 
 
 @pytest.mark.parametrize("script", CUTS.values(), ids=CUTS.keys())
 async def test_a_cut_answer_is_an_error(script):
+    code = "upstream_invalid" if script in INVALID else "upstream_cut"
     async with Server(script) as server:
         with pytest.raises(UpstreamError) as caught:
             await fetch(server)
-        assert caught.value.kind == "cut"
+        assert caught.value.code == code
         assert caught.value.status == 502
 
 
@@ -159,11 +167,74 @@ async def test_pieces_come_as_they_are_sent():
 
 
 async def test_no_answer_in_time_is_504():
-    async with Server([5.0]) as server:
-        server.upstream.timeout_s = 0.1
+    async with Server([5.0], timeouts=Timeouts(total_s=0.1)) as server:
+        with pytest.raises(UpstreamError, match=r"no whole answer in 0\.1 s") as caught:
+            await fetch(server)
+        assert (caught.value.code, caught.value.status) == ("upstream_timeout", 504)
+        assert server.upstream.in_flight == 0
+
+
+STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("limits", "script", "code"),
+    [
+        ({"first_byte_s": 0.1}, [5.0], "upstream_first_byte_timeout"),
+        ({"chunk_s": 0.1}, [STREAM, 5.0], "upstream_chunk_timeout"),
+        ({"chunk_s": 0.1}, [STREAM, b"1\r\na\r\n", 5.0], "upstream_chunk_timeout"),
+        ({"total_s": 0.5}, [STREAM, *[b"1\r\na\r\n", 0.2] * 9], "upstream_timeout"),
+    ],
+    ids=["first byte", "after the head", "after a chunk", "in all"],
+)
+async def test_each_limit_has_a_code_of_its_own(limits, script, code):
+    async with Server(script, timeouts=Timeouts(**limits)) as server:
         with pytest.raises(UpstreamError) as caught:
             await fetch(server)
-        assert (caught.value.kind, caught.value.status) == ("timeout", 504)
+        assert (caught.value.code, caught.value.status) == (code, 504)
+        assert server.upstream.in_flight == 0
+
+
+async def test_a_limit_that_is_not_reached_does_no_harm():
+    limits = Timeouts(first_byte_s=2.0, chunk_s=2.0, total_s=60)
+    script = [0.5, STREAM, *[b"1\r\na\r\n", 0.5] * 6, b"0\r\n\r\n"]  # longer in all than any of the two
+    async with Server(script, timeouts=limits) as server:
+        assert await fetch(server) == (200, b"a" * 6)
+
+
+async def test_a_reader_that_is_slow_itself_does_not_time_the_upstream_out():
+    size = 8 << 20
+    script = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size, b"x" * size]
+    async with Server(script, timeouts=Timeouts(chunk_s=0.2)) as server:
+        call = server.upstream.call("POST", b"/", [], b"")
+        await call.start()
+        await asyncio.sleep(0.8)  # it has stopped reading meanwhile
+        total = 0
+        while data := await call.chunk():
+            total += len(data)
+        assert total == size
+
+
+async def test_more_bytes_than_promised_are_nobodys_answer():
+    extra = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno"
+    for script in ([OK[0] + b"more"], [OK[0] + extra], [OK[0] + extra[:30]]):
+        async with Server([*script, 0.1], OK) as server:
+            assert await fetch(server) == (200, b"ok")
+            assert await fetch(server) == (200, b"ok")
+            assert server.connections == 2
+
+
+async def test_what_ended_is_told_once():
+    ended = []
+    async with Server(OK, ["close"], ["close"], [b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n"]) as server:
+        server.upstream.ended = lambda code, status: ended.append((code, status))
+        await fetch(server)
+        with pytest.raises(UpstreamError):  # sent twice: over the idle connection and over one of its own
+            await fetch(server)
+        server.upstream.call("POST", b"/", [], b"").abort()  # never sent
+        assert await fetch(server) == (503, b"")
+        assert ended == [(None, 200), ("upstream_cut", 0), (None, 503)]
+        assert server.upstream.in_flight == 0
 
 
 async def test_an_abort_closes_at_once_and_wakes_the_waiter():
@@ -176,7 +247,7 @@ async def test_an_abort_closes_at_once_and_wakes_the_waiter():
         call.abort()
         with pytest.raises(UpstreamError) as caught:
             await waiting
-        assert caught.value.kind == "aborted"
+        assert caught.value.code == "aborted"
 
 
 async def test_an_abort_before_the_start_sends_nothing():
@@ -210,14 +281,18 @@ async def test_an_answer_to_HEAD_has_no_body():
 
 async def test_nobody_there_is_a_refusal():
     with pytest.raises(UpstreamError, match="cannot connect") as caught:
-        await Upstream("http://127.0.0.1:1", timeout_s=5).call("POST", b"/", [], b"").start()
-    assert caught.value.kind == "refused"
+        await Upstream("http://127.0.0.1:1", timeouts=Timeouts()).call("POST", b"/", [], b"").start()
+    assert caught.value.code == "upstream_unreachable"
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:80", "ftp://x", "http://", "http:///v1"])
 def test_a_base_url_that_is_none_is_refused(url):
     with pytest.raises(ConfigError, match="upstream"):
-        Upstream(url, timeout_s=1)
+        Upstream(url, timeouts=Timeouts())
+
+
+def test_what_is_secret_in_a_url_is_not_in_its_name():
+    assert Upstream("https://me:pw@a.b:8/x/v1/", timeouts=Timeouts()).name == "https://a.b:8/x"
 
 
 async def test_a_connect_that_hangs_is_given_up_at_once():
@@ -226,14 +301,19 @@ async def test_a_connect_that_hangs_is_given_up_at_once():
         deaf.listen(0)
         port = deaf.getsockname()[1]
         first.connect(("127.0.0.1", port))  # fills the queue, so the kernel answers no further one
-        upstream = Upstream(f"http://127.0.0.1:{port}", timeout_s=60)
+        upstream = Upstream(f"http://127.0.0.1:{port}", timeouts=Timeouts(connect_s=0.5))
         call = upstream.call("POST", b"/v1/x", [], b"x")
         waiting = asyncio.create_task(call.start())
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.1)
         assert not waiting.done()
         call.abort()
         with pytest.raises(UpstreamError, match="given up"):
             await asyncio.wait_for(waiting, 2)
-        slow = Upstream(f"http://127.0.0.1:{port}", timeout_s=0.1).call("POST", b"/v1/x", [], b"x")
-        with pytest.raises(UpstreamError, match="no answer in"):
+        with pytest.raises(UpstreamError, match=r"did not accept a connection in 0\.5 s") as caught:
+            await asyncio.wait_for(upstream.call("POST", b"/v1/x", [], b"x").start(), 5)
+        assert (caught.value.code, caught.value.status) == ("upstream_connect_timeout", 504)
+        slow = upstream.call("POST", b"/v1/x", [], b"x", within_s=0.1)
+        with pytest.raises(UpstreamError) as caught:
             await asyncio.wait_for(slow.start(), 5)
+        assert caught.value.code == "upstream_timeout"
+        assert upstream.in_flight == 0

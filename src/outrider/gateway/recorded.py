@@ -14,12 +14,14 @@ from collections.abc import Awaitable, Callable
 import zstandard
 
 from outrider.gateway.admission import Refused
+from outrider.gateway.delivery import Delivery
 from outrider.gateway.encoding import decoder
-from outrider.gateway.exchange import JSON_TYPE, Exchange, Headers, end_to_end
+from outrider.gateway.exchange import JSON_TYPE, ClientGone, Exchange, Headers, end_to_end
 from outrider.gateway.record import CallRecord
 from outrider.gateway.sse import EventSplitter
-from outrider.gateway.upstream import UpstreamCall, UpstreamError
-from outrider.wire import ErrorReply, Event
+from outrider.gateway.upstream import UpstreamCall
+from outrider.gateway.upstream_errors import UpstreamError
+from outrider.wire import Dialect, ErrorReply, Event
 
 # A client that leaves once the model has said everything gets its call recorded whole, if the rest comes soon.
 REST_S = 5.0
@@ -35,52 +37,78 @@ Commit = Callable[[CallRecord], Awaitable[None]]
 class RecordedCall:
     """`commit` makes the call durable, or raises `Refused`."""
 
-    def __init__(self, exchange: Exchange, call: UpstreamCall, record: CallRecord, commit: Commit) -> None:
+    def __init__(self, exchange: Exchange, delivery: Delivery, record: CallRecord, commit: Commit) -> None:
         self._exchange = exchange
-        self._call = call
+        self._delivery = delivery
         self._record = record
         self._commit = commit
         self._translated = bool(record.prepared.path) or record.turn is not None
 
     async def run(self) -> None:
-        """Raises `Refused` where the agent gets an error instead of an answer."""
-        call = self._call
+        """Raises `Refused` where the agent gets an error instead of an answer, and `ClientGone` where none was asked
+        for yet."""
         try:
-            await call.start()
+            call, first = await self._answer()
             undo, headers = _decoding(end_to_end(call.headers, _CONTENT_LENGTH))
         except UpstreamError as error:
             await self._no_answer(error)
             return
-        if call.status == 200 and _is_event_stream(headers):
-            await self._stream(headers, undo)
+        except ClientGone:
+            if not self._record.begun:
+                raise
+            await self._no_answer(UpstreamError("aborted", "the client left between two sendings"))
+            return
+        if _streams(call):
+            await self._stream(call, first, headers, undo)
         else:
-            await self._plain(headers, undo)
+            await self._plain(call.status, first, headers, undo)
+
+    async def _answer(self) -> tuple[UpstreamCall, bytes]:
+        """The upstream's answer, and its body; of a stream the first bytes. Raises `UpstreamError`, `ClientGone`.
+
+        Until then the agent has got nothing, so an answer that breaks off may be asked for again.
+        """
+        call = await self._delivery.start()
+        while True:
+            try:
+                first = await (call.chunk() if _streams(call) else call.read())
+                if not first and _streams(call):
+                    raise UpstreamError("upstream_cut", "the stream ended before it began")
+                return call, first
+            except UpstreamError as error:
+                self._record.response = call.partial()
+                call = await self._delivery.again(error)
+
+    async def _store(self) -> None:
+        """Raises `Refused`."""
+        record, delivery = self._record, self._delivery
+        record.replica = delivery.replica
+        record.retries = tuple(delivery.retries)
+        await self._commit(record)
 
     # -- plain -----------------------------------------------------------------------------------------------------
 
-    async def _plain(self, headers: Headers, undo: Undo | None) -> None:
-        record, call = self._record, self._call
+    async def _plain(self, status: int, body: bytes, headers: Headers, undo: Undo | None) -> None:
+        record = self._record
+        record.response = body
         try:
-            body = await call.read()
-            record.response = body
             if undo is not None:
                 record.response = body = _undone(undo, body)
-            reply = self._read_body(body)
+            reply = self._read_body(status, body)
         except UpstreamError as error:
-            record.response = record.response or call.partial()
             await self._no_answer(error)
             return
         record.status = reply.status
-        await self._commit(record)
+        await self._store()
         if self._translated:
             kind = _EVENT_STREAM if reply.streamed else JSON_TYPE
             headers = [kind, *(header for header in headers if header[0] != b"content-type")]
         if not self._exchange.gone:
             await self._exchange.respond(reply.status, headers, reply.body)
 
-    def _read_body(self, body: bytes) -> ErrorReply:
+    def _read_body(self, status: int, body: bytes) -> ErrorReply:
         """What the agent gets. Raises `UpstreamError` for a success that holds no answer."""
-        record, status = self._record, self._call.status
+        record = self._record
         if not 200 <= status < 300:
             record.failed(f"the upstream answered with status {status}")
             return record.reader.error_body(status, body)
@@ -91,7 +119,8 @@ class RecordedCall:
             return ErrorReply(502 if self._translated else status, shown)
         found = record.reader.result()
         if not found.choices:
-            raise UpstreamError("cut", f"its answer cannot be read: {found.problem or 'it has no choices'}")
+            problem = found.problem or "it has no choices"
+            raise UpstreamError("upstream_invalid", f"its answer cannot be read: {problem}")
         return ErrorReply(status, shown)
 
     async def _no_answer(self, error: UpstreamError) -> None:
@@ -102,46 +131,48 @@ class RecordedCall:
             record.cancelled()
         else:
             record.status = error.status
-            record.failed(str(error))
-        await self._commit(record)
-        if not self._exchange.gone:
-            message = f"Upstream: {error}."
-            await self._exchange.respond(error.status, [JSON_TYPE], record.dialect.error(error.status, message))
+            record.failed(f"{error.code}: {error}")
+        await self._store()
+        await tell(self._exchange, record.dialect, error)
 
     # -- streams ---------------------------------------------------------------------------------------------------
 
-    async def _stream(self, headers: Headers, undo: Undo | None) -> None:
+    async def _stream(self, call: UpstreamCall, data: bytes, headers: Headers, undo: Undo | None) -> None:
+        """`data` came first."""
         record, exchange, reader = self._record, self._exchange, self._record.reader
         raw: list[bytes] = []
         held: list[bytes] = []
         failure: UpstreamError | None = None
         await exchange.start(200, headers)
         try:
-            await self._forward_events(raw, held, undo)
+            await self._forward_events(call, data, raw, held, undo)
             held.append(reader.end())
         except UpstreamError as error:
             failure = error
         record.response = b"".join(raw)
-        self._judge_stream(failure)
+        failure = self._judge_stream(failure)
         try:
-            await self._commit(record)
+            await self._store()
         except Refused as refused:
             await exchange.finish(reader.fail(refused.status, str(refused), code=refused.code))
             return
-        if record.error and not reader.error:  # in place of a [DONE], which would be taken for a clean end
-            held = [reader.fail(failure.status if failure else 502, f"Upstream: {record.error}.")]
+        if failure is not None:  # in place of a [DONE], which would be taken for a clean end
+            held = [reader.fail(failure.status, f"Upstream: {failure}.", code=failure.code)]
         await exchange.finish(b"".join(held))
 
-    async def _forward_events(self, raw: list[bytes], held: list[bytes], undo: Undo | None) -> None:
+    async def _forward_events(
+        self, call: UpstreamCall, data: bytes, raw: list[bytes], held: list[bytes], undo: Undo | None
+    ) -> None:
         """Until the upstream's stream ends; all its bytes go into `raw`. Raises `UpstreamError`."""
         splitter = EventSplitter()
-        while data := await self._call.chunk():
+        while data:
             if undo is not None:
                 data = _undone(undo, data)
             raw.append(data)
             shown = self._read_events(splitter.feed(data), held)
             if shown:
                 await self._exchange.write(shown)
+            data = await call.chunk()
         shown = self._read_events(splitter.end(), held)
         if shown:
             await self._exchange.write(shown)
@@ -160,29 +191,48 @@ class RecordedCall:
                 now.append(shown)
         return now[0] if len(now) == 1 else b"".join(now)
 
-    def _judge_stream(self, failure: UpstreamError | None) -> None:
+    def _judge_stream(self, failure: UpstreamError | None) -> UpstreamError | None:
+        """Settle how the call ended. Returns what the agent has to be told in place of the end of its stream."""
         record, reader = self._record, self._record.reader
-        if reader.error:
+        if reader.error:  # the upstream tells it itself
             record.failed(reader.error)
-        elif failure is not None and self._exchange.gone:
+            return None
+        if failure is not None and self._exchange.gone:
             if not reader.finished:
                 record.cancelled()
-        elif failure is not None and not reader.terminal:
-            record.failed(str(failure))
-        elif not reader.finished and not (reader.terminal and reader.result().choices):
-            record.failed("the stream ended before the answer did")
+            return None
+        if failure is not None and reader.terminal:
+            failure = None  # all was said
+        if failure is None and not reader.finished and not (reader.terminal and reader.result().choices):
+            failure = UpstreamError("upstream_cut", "the stream ended before the answer did")
+        if failure is not None:
+            record.failed(f"{failure.code}: {failure}")
+        return failure
 
 
-def client_left(call: UpstreamCall, record: CallRecord) -> None:
+def client_left(delivery: Delivery, record: CallRecord) -> None:
     """What to do when the agent has closed its connection."""
     if record.reader.finished:
-        asyncio.get_running_loop().call_later(REST_S, call.abort)
+        asyncio.get_running_loop().call_later(REST_S, delivery.abort)
     else:
-        call.abort()
+        delivery.abort()
 
 
-def _is_event_stream(headers: Headers) -> bool:
-    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+async def tell(exchange: Exchange, dialect: Dialect, error: UpstreamError) -> None:
+    """An error of ours, where the agent waits for an answer that has not begun."""
+    if exchange.started or exchange.gone:
+        return
+    headers = [JSON_TYPE]
+    if error.retry_after_s:
+        headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    body = dialect.error(error.status, f"Upstream: {error}.", code=error.code)
+    await exchange.respond(error.status, headers, body)
+
+
+def _streams(call: UpstreamCall) -> bool:
+    return call.status == 200 and any(
+        name == b"content-type" and value.startswith(b"text/event-stream") for name, value in call.headers
+    )
 
 
 def _decoding(headers: Headers) -> tuple[Undo | None, Headers]:
@@ -192,7 +242,9 @@ def _decoding(headers: Headers) -> tuple[Undo | None, Headers]:
         return None, headers
     found = decoder(encoding)
     if found is None:
-        raise UpstreamError("cut", f"its answer has the Content-Encoding {encoding.decode('latin-1')!r}, unasked for")
+        raise UpstreamError(
+            "upstream_invalid", f"its answer has the Content-Encoding {encoding.decode('latin-1')!r}, unasked for"
+        )
     return found.decompress, [(name, value) for name, value in headers if name != b"content-encoding"]
 
 
@@ -200,4 +252,4 @@ def _undone(undo: Undo, data: bytes) -> bytes:
     try:
         return undo(data)
     except (zlib.error, zstandard.ZstdError) as error:
-        raise UpstreamError("cut", f"its answer's content encoding is broken: {error}") from error
+        raise UpstreamError("upstream_invalid", f"its answer's content encoding is broken: {error}") from error

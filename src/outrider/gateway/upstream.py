@@ -8,63 +8,74 @@ rest of the gateway sees of it is `Upstream.call`, `UpstreamCall` and `UpstreamE
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
-from collections.abc import Sequence
-from typing import Literal, cast
+import time
+from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
-import httptools
-
 from outrider.errors import ConfigError
+from outrider.gateway.upstream_connection import UpstreamConnection
+from outrider.gateway.upstream_errors import Code, Timeouts, UpstreamError
 
 Headers = Sequence[tuple[bytes, bytes]]
 
-CONNECT_TIMEOUT_S = 10.0
 HIGH_WATER = 1 << 20  # bytes read ahead of a slow agent before reading stops
-JOIN_LIMIT = 1 << 16  # a body up to this size is sent in one write with its head
 
 
-class UpstreamError(Exception):
-    """The upstream gave no whole answer. `status` is what an agent should get, if it got none yet."""
-
-    def __init__(self, kind: Literal["refused", "cut", "timeout", "aborted"], message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.status = 504 if kind == "timeout" else 502
+def _ignore(code: Code | None, status: int) -> None:
+    pass
 
 
 class Upstream:
-    """One base URL and its idle connections. No limit on their number: the engine knows best how much it takes."""
+    """One base URL and its idle connections. No limit on their number: the engine knows best how much it takes.
 
-    def __init__(self, base_url: str, *, timeout_s: float) -> None:
+    `ended` is told how each call ended: None and the status of an answer that came whole, else the error's code.
+    """
+
+    def __init__(
+        self, base_url: str, *, timeouts: Timeouts, ended: Callable[[Code | None, int], None] = _ignore
+    ) -> None:
+        """Raises `ConfigError`."""
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"upstream: {base_url!r} must look like http://host:port or https://host.")
-        self.base_url = base_url
-        self.timeout_s = timeout_s
+        # Routes carry their own /v1, and people write base URLs both ways.
+        prefix = parts.path.rstrip("/").removesuffix("/v1")
+        host = parts.netloc.rpartition("@")[2]
+        self.name = f"{parts.scheme}://{host}{prefix}"
+        """Its URL without what is secret."""
+        self.timeouts = timeouts
+        self.in_flight = 0
+        self.ended = ended
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
-        # Routes carry their own /v1, and people write base URLs both ways.
-        self._prefix = parts.path.rstrip("/").removesuffix("/v1").encode()
-        self._host_header = parts.netloc.rpartition("@")[2].encode()
-        self._idle: list[_Connection] = []
+        self._prefix = prefix.encode()
+        self._host_header = host.encode()
+        self._idle: list[UpstreamConnection] = []
 
-    def call(self, method: str, target: bytes, headers: Headers, body: bytes) -> UpstreamCall:
-        """Prepare one exchange; nothing is sent before `UpstreamCall.start`. `headers` hold no Host, no framing."""
+    def call(
+        self, method: str, target: bytes, headers: Headers, body: bytes, *, within_s: float | None = None
+    ) -> UpstreamCall:
+        """Prepare one exchange; nothing is sent before `UpstreamCall.start`. `headers` hold no Host, no framing.
+
+        It has to be over `within_s` seconds after its start, where the whole of `timeouts.total_s` is not left.
+        """
         lines = [method.encode(), b" ", self._prefix, target, b" HTTP/1.1\r\nhost: ", self._host_header, b"\r\n"]
         for name, value in headers:
             lines += (name, b": ", value, b"\r\n")
         if body or method not in ("GET", "HEAD"):
             lines.append(b"content-length: %d\r\n" % len(body))
         lines.append(b"\r\n")
-        return UpstreamCall(self, b"".join(lines), body, bodiless=method == "HEAD")
+        within_s = self.timeouts.total_s if within_s is None else within_s
+        return UpstreamCall(self, b"".join(lines), body, bodiless=method == "HEAD", within_s=within_s)
 
     def close(self) -> None:
         for connection in list(self._idle):
             connection.close()
 
-    def idle(self) -> _Connection | None:
+    def idle(self) -> UpstreamConnection | None:
         """A connection that is open and has nothing to do."""
         while self._idle:
             connection = self._idle.pop()
@@ -73,27 +84,28 @@ class Upstream:
                 return connection
         return None
 
-    async def connect(self) -> _Connection:
+    async def connect(self) -> UpstreamConnection:
         """Raises `UpstreamError`."""
         loop = asyncio.get_running_loop()
+        limit_s = self.timeouts.connect_s
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(limit_s):
                 _, made = await loop.create_connection(
-                    lambda: _Connection(self._idle), self._host, self._port, ssl=self._ssl
+                    lambda: UpstreamConnection(self._idle), self._host, self._port, ssl=self._ssl
                 )
         except TimeoutError:
             raise UpstreamError(
-                "refused", f"{self.base_url} did not accept a connection within {CONNECT_TIMEOUT_S:g} s"
+                "upstream_connect_timeout", f"{self.name} did not accept a connection in {limit_s:g} s"
             ) from None
         except OSError as error:
-            raise UpstreamError("refused", f"cannot connect to {self.base_url}: {error}") from error
+            raise UpstreamError("upstream_unreachable", f"cannot connect to {self.name}: {error}") from error
         return made
 
 
 class UpstreamCall:
     """One request and its answer. Every waiting method raises `UpstreamError`."""
 
-    def __init__(self, upstream: Upstream, head: bytes, body: bytes, *, bodiless: bool) -> None:
+    def __init__(self, upstream: Upstream, head: bytes, body: bytes, *, bodiless: bool, within_s: float) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         """Names in lower case."""
@@ -101,45 +113,54 @@ class UpstreamCall:
         self._head = head
         self._body = body
         self._bodiless = bodiless
-        self._connection: _Connection | None = None
-        self._connecting: asyncio.Task[_Connection] | None = None
+        self._connection: UpstreamConnection | None = None
+        self._connecting: asyncio.Task[UpstreamConnection] | None = None
         self._answered = False  # the headers are in
         self._complete = False
+        self._started = False
+        self._stale = False
         self._error: UpstreamError | None = None
         self._whole = False  # nobody wants pieces: wake up at the end only
         self._pieces: list[bytes] = []
         self._held = 0
         self._waiter: asyncio.Future[None] | None = None
+        self._within_s = within_s
+        self._deadline = 0.0
+        self._heard = math.inf  # when it was sent, or the last byte came
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Send the request; returns when status and headers are there."""
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._upstream.timeout_s, self._expire)
-        fresh = False
-        while not self._answered:
-            self._check()
-            connection = (None if fresh else self._upstream.idle()) or await self._connect()
+        self._check()
+        self._started = True
+        self._upstream.in_flight += 1
+        self._deadline = time.monotonic() + self._within_s
+        self._look()
+        self._check()
+        connection = self._upstream.idle() or await self._connect()
+        while True:
+            self._heard = time.monotonic()
             self._connection = connection
             connection.send(self, self._head, self._body)
-            try:
-                while not self._answered:
-                    await self._wait()
-            except UpstreamError as error:
-                # The server may close an idle connection just as we use it. Before the first byte of an answer
-                # that says nothing about the request, so it is sent once more, over a connection of its own.
-                if error.kind != "cut" or not connection.reused or connection.received:
-                    raise
-                self._error = None
-                fresh = True
+            while not self._answered and not self._stale:
+                await self._wait()
+            if self._answered:
+                return
+            self._stale = False
+            connection = await self._connect()
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self) -> UpstreamConnection:
+        self._heard = math.inf  # nothing to hear yet
         self._connecting = asyncio.create_task(self._upstream.connect())
         try:
             connection = await self._connecting
         except asyncio.CancelledError:
             self._connecting.cancel()
             self._check()  # given up by `abort` or the time limit
+            self.abort()
+            raise
+        except UpstreamError as error:
+            self.fail(error)
             raise
         finally:
             self._connecting = None
@@ -177,7 +198,7 @@ class UpstreamCall:
         return data
 
     def abort(self, message: str = "the call was given up") -> None:
-        """Close the connection at once; a waiting method raises with kind ``aborted``. Harmless at the end."""
+        """Close the connection at once; a waiting method raises ``aborted``. Harmless at the end."""
         self.fail(UpstreamError("aborted", message))
 
     def fail(self, error: UpstreamError) -> None:
@@ -189,6 +210,7 @@ class UpstreamCall:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+        self._over(error.code)
         self._wake()
 
     # -- called by the connection ----------------------------------------------------------------------------------
@@ -198,19 +220,27 @@ class UpstreamCall:
         self.status = status
         self.headers = headers
         self._answered = True
+        self._heard = time.monotonic()
         return self._bodiless
 
     def piece(self, data: bytes) -> bool:
         """A part of the body; returns whether reading should stop for a while."""
         self._pieces.append(data)
         self._held += len(data)
+        self._heard = time.monotonic()
         return self._held > HIGH_WATER and not self._whole
 
     def completed(self) -> None:
         self._complete = True
         self._connection = None
-        if self._timer is not None:
-            self._timer.cancel()
+        self._over(None)
+
+    def stale(self) -> None:
+        """The server closed an idle connection just as we used it. Before the first byte of an answer that says nothing
+        about the request, so it is sent once more, over a connection of its own."""
+        self._stale = True
+        self._connection = None
+        self._wake()
 
     def progress(self) -> None:
         """Wake whoever waits, if there is something for them."""
@@ -231,124 +261,36 @@ class UpstreamCall:
 
     def _check(self) -> None:
         if self._error is not None:
-            if self._timer is not None:
-                self._timer.cancel()
             raise self._error
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _expire(self) -> None:
-        self.fail(
-            UpstreamError("timeout", f"{self._upstream.base_url} gave no answer in {self._upstream.timeout_s:g} s")
-        )
+    def _over(self, code: Code | None) -> None:
+        """Once for each call that was started."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._started:
+            self._upstream.in_flight -= 1
+            self._upstream.ended(code, self.status)
 
-
-class _Connection(asyncio.Protocol):
-    """A connection that carries one call at a time. Puts itself back into `idle` when an answer ended well."""
-
-    def __init__(self, idle: list[_Connection]) -> None:
-        self.reused = False
-        self.received = False  # a byte of the present answer
-        self.closed = False
-        self._idle = idle
-        self._parser = httptools.HttpResponseParser(self)
-        self._transport: asyncio.Transport | None = None
-        self._call: UpstreamCall | None = None
-        self._status = 0
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._framed = False  # the answer says itself where it ends
-        self._paused = False
-
-    def send(self, call: UpstreamCall, head: bytes, body: bytes) -> None:
-        self._call = call
-        self.received = False
-        if self._transport is None or self.closed:
-            call.fail(UpstreamError("cut", "the upstream closed the connection"))
-        elif len(body) <= JOIN_LIMIT:
-            self._transport.write(head + body)
+    def _look(self) -> None:
+        """Fail if a limit is reached; else look again when that may be. So one timer serves them all, and no chunk
+        moves it."""
+        limits, now = self._upstream.timeouts, time.monotonic()
+        if self._connection is not None and self._connection.paused:
+            self._heard = now  # it is we who don't listen
+        limit_s = limits.chunk_s if self._answered else limits.first_byte_s
+        name = self._upstream.name
+        if now >= self._deadline:
+            self.fail(UpstreamError("upstream_timeout", f"{name} gave no whole answer in {limits.total_s:g} s"))
+        elif now < self._heard + limit_s:
+            # Before it is answered a limit may begin at any moment, so none is slept over.
+            due = self._heard + limit_s if self._answered else now + min(limits.first_byte_s, limits.chunk_s)
+            next_look = min(self._deadline, self._heard + limit_s, due)
+            self._timer = asyncio.get_running_loop().call_later(next_look - now, self._look)
+        elif self._answered:
+            self.fail(UpstreamError("upstream_chunk_timeout", f"{name} stopped in its answer for {limit_s:g} s"))
         else:
-            self._transport.write(head)
-            self._transport.write(body)
-
-    def resume(self) -> None:
-        if self._paused and self._transport is not None:
-            self._paused = False
-            self._transport.resume_reading()
-
-    def close(self) -> None:
-        self.closed = True
-        self._call = None
-        if self in self._idle:
-            self._idle.remove(self)
-        if self._transport is not None:
-            self._transport.abort()
-
-    # -- asyncio.Protocol ------------------------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        call = self._call
-        if call is None:
-            self.close()  # an idle connection has nothing to say
-            return
-        self.received = True
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            call.fail(UpstreamError("cut", f"the upstream's answer is not valid HTTP: {error}"))
-        call.progress()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.closed = True
-        call, self._call = self._call, None
-        if call is None:
-            if self in self._idle:
-                self._idle.remove(self)
-        elif self._status and not self._framed and exc is None:
-            call.completed()
-            call.progress()
-        else:
-            call.fail(UpstreamError("cut", "the upstream closed the connection before its answer ended"))
-
-    # -- httptools -------------------------------------------------------------------------------------------------
-
-    def on_message_begin(self) -> None:
-        self._status = 0
-        self._headers = []
-        self._framed = False
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        self._headers.append((name, value))
-        if name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower()):
-            self._framed = True
-
-    def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if status < 200 or self._call is None:
-            return  # an interim answer; the real one follows
-        self._status = status
-        if self._call.answered(status, self._headers):
-            self._call.completed()
-            self.close()  # the parser would wait for the body that an answer to HEAD doesn't have
-
-    def on_body(self, data: bytes) -> None:
-        if self._call is not None and self._call.piece(data) and not self._paused and self._transport is not None:
-            self._paused = True
-            self._transport.pause_reading()
-
-    def on_message_complete(self) -> None:
-        call = self._call
-        if call is None or not self._status:
-            return
-        self._call = None
-        call.completed()
-        if self._parser.should_keep_alive() and not self.closed:
-            self.resume()
-            self._idle.append(self)
-        else:
-            self.close()
+            self.fail(UpstreamError("upstream_first_byte_timeout", f"{name} began no answer in {limit_s:g} s"))

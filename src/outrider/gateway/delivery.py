@@ -1,0 +1,202 @@
+"""One call's way upstream: admitted, sent to a replica, and sent again where that is safe.
+
+A call is sent again only while the agent has got no byte of an answer. What came of an earlier sending is thrown away
+unread, so that a call has one answer, which is recorded once, with a list of what was tried before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from outrider.gateway.admission import Admission, Refused
+from outrider.gateway.exchange import Exchange, Headers
+from outrider.gateway.replicas import Replica, Replicas
+from outrider.gateway.retry import (
+    NEVER_SENT,
+    RATE_LIMITED,
+    RETRIED_CODES,
+    RETRIED_STATUSES,
+    RetryPolicy,
+    forbids_retry,
+    retry_after,
+)
+from outrider.gateway.upstream import UpstreamCall
+from outrider.gateway.upstream_errors import UpstreamError
+from outrider.types import Retry
+
+
+class Outgoing(NamedTuple):
+    """What is sent; `target` is path and query."""
+
+    method: str
+    target: bytes
+    headers: Headers
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """What all deliveries of a gateway share."""
+
+    replicas: Replicas
+    admission: Admission
+    policy: RetryPolicy
+    total_s: float
+
+
+class Delivery:
+    """`close` must follow. Raises `UpstreamError` where no answer comes, `Refused` and `ClientGone` as admission does.
+
+    `pin` names the rollout, if there is one. Without `repeatable`, a call is sent again only if no replica can have got
+    it: what passes through may be no model call. `on_send` is called before each sending.
+    """
+
+    def __init__(
+        self,
+        route: Route,
+        exchange: Exchange,
+        outgoing: Outgoing,
+        *,
+        pin: str = "",
+        repeatable: bool = True,
+        on_send: Callable[[], None] | None = None,
+    ) -> None:
+        self.retries: list[Retry] = []
+        self._route = route
+        self._exchange = exchange
+        self._outgoing = outgoing
+        self._pin = pin
+        self._repeatable = repeatable
+        self._on_send = on_send
+        self._call: UpstreamCall | None = None
+        self._replica: Replica | None = None
+        self._tried: list[Replica] = []
+        self._admitted = False
+        self._waited_s = 0.0
+        self._began = 0.0
+        self._sent_at = 0.0
+
+    async def start(self) -> UpstreamCall:
+        """Returns when an answer has begun: it may have any status."""
+        await self._enter()
+        self._began = time.monotonic()
+        return await self._until_answered()
+
+    async def again(self, error: UpstreamError) -> UpstreamCall:
+        """The answer that had begun broke off before the agent got anything of it. Raises `error` where no other is to
+        be had."""
+        await self._retry_or_raise(error)
+        return await self._until_answered()
+
+    def abort(self) -> None:
+        """Give it up at once."""
+        if self._call is not None:
+            self._call.abort()
+
+    def close(self) -> None:
+        self.abort()
+        self._leave()
+
+    async def _until_answered(self) -> UpstreamCall:
+        while True:
+            try:
+                call = await self._send()
+            except UpstreamError as error:
+                await self._retry_or_raise(error)
+                continue
+            if call.status not in RETRIED_STATUSES or not await self._retry_status(call):
+                return call
+
+    async def _send(self) -> UpstreamCall:
+        route = self._route
+        if self._exchange.gone:
+            raise UpstreamError("aborted", "the client left")
+        replica = route.replicas.choose(self._pin, self._tried)
+        if replica is None:
+            raise self._nobody("no replica answers")
+        self._sent_at = time.monotonic()
+        self._replica = replica
+        replica.calls += 1
+        if self._on_send is not None:
+            self._on_send()
+        left_s = route.total_s - (self._sent_at - self._began)
+        call = self._call = replica.upstream.call(*self._outgoing, within_s=left_s)
+        await call.start()
+        return call
+
+    @property
+    def replica(self) -> str:
+        """The one it was sent to last; empty before."""
+        return "" if self._replica is None else self._replica.name
+
+    # -- sending again ---------------------------------------------------------------------------------------------
+
+    async def _retry_or_raise(self, error: UpstreamError) -> None:
+        may = RETRIED_CODES if self._repeatable else NEVER_SENT
+        if error.code in may and not self._exchange.gone and self._replica is not None:
+            self._tried.append(self._replica)
+            if await self._retry(0, str(error), None):
+                return
+            if not self._route.replicas.any_up:
+                raise self._nobody(str(error)) from error
+        raise error
+
+    async def _retry_status(self, call: UpstreamCall) -> bool:
+        if not self._repeatable or forbids_retry(call.headers):
+            return False
+        if call.status != RATE_LIMITED and self._replica is not None:
+            self._tried.append(self._replica)
+        return await self._retry(call.status, f"status {call.status}", retry_after(call.headers))
+
+    async def _retry(self, status: int, error: str, retry_after_s: float | None) -> bool:
+        """Wait until it may be sent again; false where it may not, and then the last outcome stands."""
+        ended_at = time.monotonic()
+        elsewhere = bool(self._tried) and self._route.replicas.has_other(self._tried)
+        if elsewhere:
+            retry_after_s = None  # what one replica asks for says nothing about another
+        wait_s = self._route.policy.wait(len(self.retries), self._waited_s, retry_after_s)
+        if elsewhere and wait_s is not None:
+            wait_s = 0.0
+        if wait_s is None or ended_at + wait_s >= self._began + self._route.total_s:
+            return False
+        self._leave()  # new weights need not wait for us, and version and replica are those of the next sending
+        await self._exchange.unless_gone(asyncio.sleep(wait_s))
+        try:
+            await self._enter()
+        except Refused:
+            return False
+        self.abort()
+        waited_s = time.monotonic() - ended_at
+        self._waited_s += waited_s
+        self.retries.append(
+            Retry(
+                replica=self.replica,
+                status=status,
+                error=error,
+                duration_s=ended_at - self._sent_at,
+                wait_s=waited_s,
+            )
+        )
+        return True
+
+    def _nobody(self, reason: str) -> UpstreamError:
+        return UpstreamError(
+            "upstream_unavailable",
+            f"no replica is up ({reason})",
+            retry_after_s=self._route.replicas.retry_after_s,
+        )
+
+    # -- admission -------------------------------------------------------------------------------------------------
+
+    async def _enter(self) -> None:
+        await self._route.admission.enter(self._exchange)
+        self._admitted = True
+
+    def _leave(self) -> None:
+        if self._admitted:
+            self._admitted = False
+            self._route.admission.leave()
