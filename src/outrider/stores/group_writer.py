@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from itertools import groupby
 
 from outrider.errors import StoreError
-from outrider.stores.write_queue import WriteQueue
-
-T = TypeVar("T")
-Operation = Callable[[sqlite3.Connection], Any]
+from outrider.stores.packing import Row
+from outrider.stores.write_queue import Operation, Outcome, Work, WriteQueue
 
 # What one bad row raises; anything else from SQLite (full disk, I/O error, lock) fails the whole group.
 ROW_ERRORS = (sqlite3.IntegrityError, sqlite3.ProgrammingError, ArithmeticError, TypeError, ValueError)
+# Rows in one INSERT. For each statement the thread gives up the interpreter and has to wait for it again, which costs
+# more than the row. The powers of two keep the number of prepared statements small, and 32 rows of calls stay below
+# the 999 parameters of old SQLite versions.
+ROWS_AT_ONCE = (32, 16, 8, 4, 2, 1)
 
 
-class GroupWriter(WriteQueue[Operation]):
+class GroupWriter(WriteQueue):
     """Runs operations in order, each in one transaction with its neighbours.
 
-    An operation must leave nothing behind when it raises one of `ROW_ERRORS`, which a single statement does by itself.
-    `label` names the file in messages. The connection comes from `connect`, in autocommit mode, and is opened anew
-    after a failed commit, so that a disk that was full for a while needs no restart.
+    The connection comes from `connect`, in autocommit mode, and is opened anew after a failed commit, so that a disk
+    that was full for a while needs no restart.
     """
 
     def __init__(
@@ -30,25 +30,19 @@ class GroupWriter(WriteQueue[Operation]):
     ) -> None:
         self._connect = connect
         self._connection: sqlite3.Connection | None = None
-        super().__init__(label, max_queued=max_queued, max_queued_bytes=max_queued_bytes)
+        super().__init__(label, max_queued=max_queued, max_queued_bytes=max_queued_bytes, row_errors=ROW_ERRORS)
 
-    def submit(self, operation: Callable[[sqlite3.Connection], T], size: int = 0) -> Future[T]:
-        """Queue `operation`, which holds about `size` bytes. Raises `StoreBusy` when the queue is full."""
-        return self._submit(operation, size)
-
-    def commit_group(self, operations: list[Operation]) -> list[Any]:
+    def commit_group(self, work: Work) -> list[Outcome]:
         if self._connection is None:
             self._connection = self._connect()
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
-        outcomes: list[Any] = []
-        for operation in operations:
-            try:
-                outcomes.append(operation(connection))
-            except ROW_ERRORS as error:
-                if not connection.in_transaction:
-                    raise
-                outcomes.append(StoreError(f"{self.label}: {error}"))
+        outcomes: list[Outcome] = []
+        for (statement, together), run in groupby(work, key=_kind):
+            if together:
+                outcomes += self._insert(connection, statement, list(run))
+            else:
+                outcomes += [self._one(connection, operation, rows) for operation, rows in run]
         connection.execute("COMMIT")
         return outcomes
 
@@ -60,3 +54,56 @@ class GroupWriter(WriteQueue[Operation]):
                 connection.close()
             except sqlite3.Error:
                 pass  # the file is in trouble already, and that has been told
+
+    def _insert(self, connection: sqlite3.Connection, statement: str, work: Work) -> list[Outcome]:
+        """Rows of one table, many at once."""
+        outcomes: list[Outcome] = []
+        while work:
+            number = next(number for number in ROWS_AT_ONCE if number <= len(work))
+            some, work = work[:number], work[number:]
+            outcomes += self._insert_at_once(connection, statement, some)
+        return outcomes
+
+    def _insert_at_once(self, connection: sqlite3.Connection, statement: str, work: Work) -> list[Outcome]:
+        if len(work) > 1:
+            marks = statement[statement.rindex("(") :]
+            values = [value for _, rows in work for value in rows[0]]
+            try:
+                last = connection.execute(statement + f", {marks}" * (len(work) - 1), values).lastrowid or 0
+                return list(range(last - len(work) + 1, last + 1))  # they are numbered in order
+            except ROW_ERRORS:
+                if not connection.in_transaction:
+                    raise  # else the one statement has left nothing behind
+        return [self._one(connection, operation, rows) for operation, rows in work]
+
+    def _one(self, connection: sqlite3.Connection, operation: Operation, rows: list[Row]) -> Outcome:
+        try:
+            if len(rows) > 1:
+                return _all_or_none(connection, operation.statement, rows)
+            cursor = connection.execute(operation.statement, rows[0])
+        except ROW_ERRORS as error:
+            if not connection.in_transaction:
+                raise
+            return self._row_error(error)
+        if not operation.taken:
+            return cursor.rowcount
+        return (cursor.lastrowid or 0) if cursor.rowcount else StoreError(f"{self.label}: {operation.taken}")
+
+
+def _all_or_none(connection: sqlite3.Connection, statement: str, rows: list[Row]) -> int:
+    connection.execute("SAVEPOINT rows")
+    try:
+        return connection.executemany(statement, rows).rowcount
+    except ROW_ERRORS:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK TO rows")
+        raise
+    finally:
+        if connection.in_transaction:
+            connection.execute("RELEASE rows")
+
+
+def _kind(item: tuple[Operation, list[Row]]) -> tuple[str, bool]:
+    """Its statement, and whether rows of several operations can go into one: each has a row that is given a number."""
+    operation, rows = item
+    return operation.statement, bool(operation.taken) and len(rows) == 1 and operation.statement.endswith(")")

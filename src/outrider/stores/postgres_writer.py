@@ -11,16 +11,14 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future
 from itertools import groupby
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import psycopg
 
 from outrider.errors import StoreError
-from outrider.stores.packing import Row
 from outrider.stores.postgres_schema import LOCK, Connection
-from outrider.stores.write_queue import WriteQueue
+from outrider.stores.write_queue import Outcome, Work, WriteQueue
 
 # What one bad row raises; anything else (connection, full disk, lock timeout) fails the whole group.
 ROW_ERRORS = (
@@ -36,8 +34,6 @@ MAX_GROUP_BYTES = 16 << 20
 TRIES = 3
 RETRY_PAUSE_S = 0.2
 
-Work: TypeAlias = "list[tuple[Operation, list[Row]]]"
-
 _LEDGER = """
     INSERT INTO writers VALUES (%s, %s, now())
     ON CONFLICT (id) DO UPDATE SET last_group = excluded.last_group, seen_at = excluded.seen_at"""
@@ -48,19 +44,7 @@ def is_lost(connection: Connection, error: psycopg.Error) -> bool:
     return connection.closed or (error.sqlstate or "").startswith("57P")
 
 
-class Operation(NamedTuple):
-    """One statement, run for each of `rows`. `rows` is called on the writer thread, before the transaction begins.
-
-    The result is the number of rows changed, or where the statement returns a column, its value in the one row;
-    when there is no such row, the operation fails with `taken`.
-    """
-
-    statement: str
-    rows: Callable[[], list[Row]]
-    taken: str = ""
-
-
-class PostgresWriter(WriteQueue[Operation]):
+class PostgresWriter(WriteQueue):
     """Commits `Operation`s. `connect` gives a connection in autocommit mode.
 
     A connection that turns out to be lost is made anew, once; where that fails the group fails with `StoreError`,
@@ -83,32 +67,19 @@ class PostgresWriter(WriteQueue[Operation]):
         self._id = uuid.uuid4().hex
         self._group = 0
         super().__init__(
-            label, max_queued=max_queued, max_queued_bytes=max_queued_bytes, max_group_bytes=MAX_GROUP_BYTES
+            label,
+            max_queued=max_queued,
+            max_queued_bytes=max_queued_bytes,
+            row_errors=ROW_ERRORS,
+            max_group_bytes=MAX_GROUP_BYTES,
         )
-
-    def submit(self, operation: Operation, size: int = 0) -> Future[int]:
-        """Queue `operation`, which holds about `size` bytes. Raises `StoreBusy` when the queue is full."""
-        return self._submit(operation, size)
 
     def disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
-    def commit_group(self, operations: list[Operation]) -> list[Any]:
-        outcomes: list[Any] = [None] * len(operations)
-        work: list[tuple[int, Operation, list[Row]]] = []
-        for position, operation in enumerate(operations):
-            try:
-                work.append((position, operation, operation.rows()))
-            except ROW_ERRORS as error:
-                outcomes[position] = StoreError(f"{self.label}: {error}")
-        results = self._apply([(operation, rows) for _, operation, rows in work]) if work else []
-        for (position, _, _), result in zip(work, results, strict=True):
-            outcomes[position] = result
-        return outcomes
-
-    def _apply(self, work: Work) -> list[Any]:
+    def commit_group(self, work: Work) -> list[Outcome]:
         lost: psycopg.Error | None = None
         for _ in range(TRIES):
             connection = self._connected()
@@ -135,7 +106,7 @@ class PostgresWriter(WriteQueue[Operation]):
             self._connection = self._connect()
         return self._connection
 
-    def _execute(self, connection: Connection, work: Work) -> list[Any]:
+    def _execute(self, connection: Connection, work: Work) -> list[Outcome]:
         """Everything but the commit."""
         try:
             cursors: list[tuple[psycopg.Cursor[Any], Work]] = []
@@ -151,9 +122,9 @@ class PostgresWriter(WriteQueue[Operation]):
             connection.rollback()
             return self._execute_one_by_one(connection, work)
 
-    def _execute_one_by_one(self, connection: Connection, work: Work) -> list[Any]:
+    def _execute_one_by_one(self, connection: Connection, work: Work) -> list[Outcome]:
         """As `_execute`, slower: finds out which ones are bad and keeps the others."""
-        results: list[Any] = []
+        results: list[Outcome] = []
         self._begin(connection)
         for operation, rows in work:
             connection.execute("SAVEPOINT one")
@@ -163,7 +134,7 @@ class PostgresWriter(WriteQueue[Operation]):
                     results += self._results(cursor, [(operation, rows)])
             except ROW_ERRORS as error:
                 connection.execute("ROLLBACK TO SAVEPOINT one")
-                results.append(StoreError(f"{self.label}: {error}"))
+                results.append(self._row_error(error))
             connection.execute("RELEASE SAVEPOINT one")
         return results
 
@@ -172,9 +143,9 @@ class PostgresWriter(WriteQueue[Operation]):
         connection.execute(LOCK)
         connection.execute(_LEDGER, (self._id, self._group))
 
-    def _results(self, cursor: psycopg.Cursor[Any], run: Work) -> list[Any]:
+    def _results(self, cursor: psycopg.Cursor[Any], run: Work) -> list[Outcome]:
         """One for each operation of `run`, whose rows all went through `cursor`."""
-        results: list[Any] = []
+        results: list[Outcome] = []
         for operation, rows in run:
             changed, returned = 0, None
             for _ in rows:

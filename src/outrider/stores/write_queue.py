@@ -9,34 +9,58 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from outrider.errors import OutriderError, StoreBusy, StoreError
+from outrider.stores.packing import Row
 
-Operation = TypeVar("Operation")
+
+class Operation(NamedTuple):
+    """One statement, run for each of `rows`. `rows` is called on the writer thread, before the transaction begins.
+
+    The result is the number of rows changed, or where there is `taken`, the number that the one new row was given;
+    when there is no new row, the operation fails with `taken`.
+    """
+
+    statement: str
+    rows: Callable[[], list[Row]]
+    taken: str = ""
 
 
-class _Job(NamedTuple, Generic[Operation]):
+Work = list[tuple[Operation, list[Row]]]
+Outcome = int | OutriderError
+
+
+class _Job(NamedTuple):
     operation: Operation
-    future: Future[Any]
+    future: Future[int]
     size: int
 
 
-class WriteQueue(ABC, Generic[Operation]):
-    """Hands operations, in order, to `commit_group`. `label` names the store in messages.
+class WriteQueue(ABC):
+    """Hands operations, in order, to `commit_group`. `label` names the store in messages, and an operation fails alone
+    where its rows can't be made: `row_errors` says what making one, or writing it, then raises.
 
     A subclass must be ready before it calls this constructor, which starts the thread.
     """
 
     def __init__(
-        self, label: str, *, max_queued: int, max_queued_bytes: int, max_group_bytes: int | None = None
+        self,
+        label: str,
+        *,
+        max_queued: int,
+        max_queued_bytes: int,
+        row_errors: tuple[type[Exception], ...],
+        max_group_bytes: int | None = None,
     ) -> None:
         self.label = label
+        self._row_errors = row_errors
         self._max_queued = max_queued
         self._max_queued_bytes = max_queued_bytes
         self._max_group_bytes = max_queued_bytes if max_group_bytes is None else max_group_bytes
-        self._queue: deque[_Job[Operation]] = deque()
+        self._queue: deque[_Job] = deque()
         self._pending = 0  # jobs queued or being committed
         self._pending_bytes = 0
         self._closing = False
@@ -45,8 +69,8 @@ class WriteQueue(ABC, Generic[Operation]):
         self._thread.start()
 
     @abstractmethod
-    def commit_group(self, operations: list[Operation]) -> list[Any]:
-        """Run and commit all in one transaction; returns each one's result, or the `OutriderError` it failed with.
+    def commit_group(self, work: Work) -> list[Outcome]:
+        """Run and commit all in one transaction; returns each one's result, or the error that it alone failed with.
 
         What it raises fails the whole group. Called on the writer thread only.
         """
@@ -55,9 +79,9 @@ class WriteQueue(ABC, Generic[Operation]):
     def disconnect(self) -> None:
         """Release the connection, rolling back what is open; the next commit makes a new one. On the writer thread."""
 
-    def _submit(self, operation: Operation, size: int = 0) -> Future[Any]:
+    def submit(self, operation: Operation, size: int = 0) -> Future[int]:
         """Queue `operation`, which holds about `size` bytes. Raises `StoreBusy` when the queue is full."""
-        future: Future[Any] = Future()
+        future: Future[int] = Future()
         with self._changed:
             if self._closing:
                 raise StoreError(f"{self.label}: the store is closed.")
@@ -95,23 +119,19 @@ class WriteQueue(ABC, Generic[Operation]):
             del group  # the bodies in it may be large, and the next one may be long in coming
         self.disconnect()
 
-    def _next_group(self) -> list[_Job[Operation]]:
+    def _next_group(self) -> list[_Job]:
         """All that is queued, as far as a group may be large; at least one job."""
-        group: list[_Job[Operation]] = []
+        group: list[_Job] = []
         size = 0
         while self._queue and (not group or size + self._queue[0].size <= self._max_group_bytes):
             group.append(self._queue.popleft())
             size += group[-1].size
         return group
 
-    def _commit(self, group: list[_Job[Operation]]) -> None:
+    def _commit(self, group: list[_Job]) -> None:
         size = sum(job.size for job in group)
         taken = [job for job in group if job.future.set_running_or_notify_cancel()]
-        try:
-            outcomes = self.commit_group([job.operation for job in taken]) if taken else []
-        except Exception as error:
-            self.disconnect()
-            outcomes = [_failed(self.label, error)] * len(taken)
+        outcomes = self._outcomes([job.operation for job in taken])
         with self._changed:
             self._pending -= len(group)
             self._pending_bytes -= size
@@ -120,6 +140,28 @@ class WriteQueue(ABC, Generic[Operation]):
                 job.future.set_exception(outcome)
             else:
                 job.future.set_result(outcome)
+
+    def _outcomes(self, operations: list[Operation]) -> list[Outcome]:
+        outcomes: list[Outcome] = [0] * len(operations)
+        work: Work = []
+        positions = []
+        for position, operation in enumerate(operations):
+            try:
+                work.append((operation, operation.rows()))
+                positions.append(position)
+            except self._row_errors as error:
+                outcomes[position] = self._row_error(error)
+        try:
+            found = self.commit_group(work) if work else []
+        except Exception as error:
+            self.disconnect()
+            found = [_failed(self.label, error)] * len(work)
+        for position, outcome in zip(positions, found, strict=True):
+            outcomes[position] = outcome
+        return outcomes
+
+    def _row_error(self, error: Exception) -> StoreError:
+        return StoreError(f"{self.label}: {error}")
 
 
 def _failed(label: str, error: Exception) -> OutriderError:
