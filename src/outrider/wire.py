@@ -224,6 +224,13 @@ class Renderer(Protocol):
     call's arguments the text that the agent sent. `options` are those of ``chat_template_kwargs``.
     """
 
+    @property
+    def joint(self) -> str:
+        """What stands between the text parts of one message."""
+
+    def reads(self, *, calls: bool) -> bool:
+        """Its parsers take in what this model writes: answers in text, and with `calls` those with calls in them."""
+
     def head(self, tools: Sequence[Json], options: Json) -> Json:
         """Those of them that show in a prompt: two requests with the same head differ in their messages alone."""
 

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from outrider.engines.embedded.vocabulary import TemplateError, Vocabulary
 from outrider.errors import ConfigError
+from outrider.renderers.template import TemplateRenderer
 
 MAPPING = (
     "{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}"
@@ -68,12 +69,20 @@ def test_a_template_without_an_end_token_adds_none(tmp_path, save):
     assert vocabulary.stop_ids == {7, AutoTokenizer.from_pretrained(tmp_path).eos_token_id}
 
 
-def test_text_parts_render_like_the_text(tmp_path, save):
-    vocabulary = save()
+TAKES_PARTS = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}<|im_end|>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(("template", "joined"), [(None, "a\n b"), (TAKES_PARTS, "a b")])
+def test_text_parts_are_lines_unless_the_template_takes_parts(tmp_path, save, template, joined):
+    """As vLLM has it, and as a gateway does that makes the prompts itself."""
+    vocabulary = save(template) if template else save()
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": " b"}]
-    assert vocabulary.render([{"role": "user", "content": parts}], None) == vocabulary.render(
-        [{"role": "user", "content": "a b"}], None
-    )
+    whole = vocabulary.render([{"role": "user", "content": joined}], None)
+    assert vocabulary.render([{"role": "user", "content": parts}], None) == whole
+    assert TemplateRenderer(tmp_path).joint.join(["a", " b"]) == joined
 
 
 def test_T08_arguments_are_a_mapping_for_the_template(tmp_path, save):

@@ -29,6 +29,8 @@ class TokenEngine(ScriptedEngine):
         self.prompts: list[Ids] = []
         """All prompts so far, as ids."""
         self.finish_reason = "stop"
+        self.calls: list[dict[str, Any]] = []
+        """What chat answers tell as calls, in place of what is parsed from the ids."""
 
     def default(self, received: Received) -> Answer:
         if received.path not in ("/v1/chat/completions", "/v1/completions"):
@@ -48,9 +50,11 @@ class TokenEngine(ScriptedEngine):
     def _sampled(self, asked: dict[str, Any], chat: bool) -> Sampled:
         ids = self.choose(asked, chat)
         pieces = [self.renderer.text.decode([token]) for token in ids]
-        calls: list[dict[str, Any]] = []
-        reason = self.finish_reason
-        if chat:  # what an engine's own parser makes of it
+        calls = self.calls if chat else []
+        reason = "tool_calls" if calls else self.finish_reason
+        if calls:
+            pieces = [""] * len(ids)
+        elif chat:  # what an engine's own parser makes of it
             said = self._parsed(ids, asked.get("tools") or [])
             pieces = [said.content, *[""] * (len(ids) - 1)]
             calls = [

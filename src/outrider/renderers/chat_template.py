@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,9 @@ class ChatTemplate:
             raise ConfigError(f"tokenizer: the chat template in {str(folder)!r} cannot be read: {error}") from error
         self.source = "\n".join(sources.values())
         self._tokens = {name: _content(value) for name, value in config.items() if name.endswith("_token")}
+        self.joint = self._find_joint()
+        """What stands between text parts of one message: the template's own, or what engines put there for those that
+        take a string."""
 
     def render(self, messages: Sequence[Json], tools: Sequence[Json] | None, options: Json, *, generate: bool) -> str:
         """The conversation as text; `generate` adds the opening of an answer. Raises `TemplateRefused`."""
@@ -53,6 +57,17 @@ class ChatTemplate:
         except Exception as error:  # a template is a program of the model's author: anything can come out of it
             raise TemplateRefused(f"the chat template refused the messages: {error}") from error
         return text
+
+    def _find_joint(self) -> str:
+        one, two = "part" + secrets.token_hex(8), "part" + secrets.token_hex(8)
+        parts = [{"type": "text", "text": one}, {"type": "text", "text": two}]
+        try:
+            text = self.render([{"role": "user", "content": parts}], None, {}, generate=False)
+        except TemplateRefused:
+            return "\n"
+        _, found, rest = text.partition(one)
+        between, found_too, _ = rest.partition(two)
+        return between if found and found_too and not between.strip() else "\n"
 
 
 def _environment() -> jinja2.Environment:

@@ -14,7 +14,7 @@ from typing import Any
 from outrider.errors import ConfigError, RequestError
 from outrider.renderers.encoding import TokenText
 from outrider.renderers.reply import read_calls
-from outrider.renderers.shape import STUB_TOOL, Traits, shape, shape_tools, stub_call
+from outrider.renderers.shape import Traits, shape, shape_tools, stub_call
 from outrider.renderers.template import TemplateRenderer
 from outrider.types import Break, Json
 from outrider.wire import ParsedCall, ReplyDelta, ReplyParser
@@ -32,6 +32,11 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "kimi_k2": ("kimi-k2",),
     "minimax_m2": ("minimax-m2",),
     "nemotron_h": ("nemotron-3", "nemotron-3-ultra"),
+}
+_PARAMETERS: Json = {
+    "type": "object",
+    "properties": {"k": {"type": "string", "description": "a key"}, "n": {"type": "integer"}},
+    "required": ["k"],
 }
 _ALL = Traits(calls=True, results=True, late_system=True, tools=True, reasoning=True)
 _FIRST_LOOK, _GROWTH = 8, 1.1  # an answer is parsed again when it has grown by a tenth, so that the cost stays linear
@@ -54,6 +59,13 @@ class LibraryRenderer:
         plain = _create(self._tokenizer, self.family, {})
         self._fields = frozenset(plain.config.template_field_names())
         self._made: dict[str, Any] = {"{}": plain}
+
+    @property
+    def joint(self) -> str:
+        return self._generic.joint
+
+    def reads(self, *, calls: bool) -> bool:
+        return True  # each family comes with a parser of its own
 
     def head(self, tools: Sequence[Json], options: Json) -> Json:
         return {"tools": list(tools), "options": self._known(options)}
@@ -146,15 +158,18 @@ def _conversations() -> list[tuple[list[Json], list[Json]]]:
     system: Json = {"role": "system", "content": "system"}
     user: Json = {"role": "user", "content": question}
     said: Json = {"role": "assistant", "content": answer}
-    call: Json = {"role": "assistant", "content": "", "tool_calls": [stub_call("stub", {"k": "v"})]}
+    arguments = {"k": "v", "flag": True, "none": None, "n": 1}  # families differ in how they write these
+    call: Json = {"role": "assistant", "content": "", "tool_calls": [stub_call("stub", arguments)]}
+    function = {"name": "stub", "description": "what it does", "parameters": _PARAMETERS}
+    tool: Json = {"type": "function", "function": function}
     result: Json = {"role": "tool", "tool_call_id": "call00000", "name": "stub", "content": "result"}
     thinking = {**call, "reasoning_content": thought}
     return [
         ([user], []),
         ([system, user, said, user], []),
-        ([system, user], [STUB_TOOL]),
-        ([user, call, result], [STUB_TOOL]),
-        ([system, user, thinking, result, said, user], [STUB_TOOL]),
+        ([system, user], [tool]),
+        ([user, call, result], [tool]),
+        ([system, user, thinking, result, said, user], [tool]),
     ]
 
 

@@ -10,7 +10,7 @@ from outrider.renderers.bridge import Bridge
 from outrider.renderers.chat_template import ChatTemplate, TemplateRefused
 from outrider.renderers.encoding import TokenText
 from outrider.renderers.reply import THINK, TaggedReply
-from outrider.renderers.shape import probe, shape, shape_tools
+from outrider.renderers.shape import STUB_TOOL, mapping, probe, shape, shape_tools, stub_call
 from outrider.types import Break, Json
 from outrider.wire import ReplyParser
 
@@ -28,6 +28,17 @@ class TemplateRenderer:
         self._bridge = Bridge(self.template, self.text, self.traits)
         source = self.template.source
         self._bare_calls = "<tool_call>" not in source and '"parameters"' in source and '"name"' in source
+        self._reads_text = self._comes_back({"role": "assistant", "content": "answer"})
+        self._reads_calls = self._comes_back(
+            {"role": "assistant", "content": "", "tool_calls": [stub_call("stub", {"k": "v"})]}
+        )
+
+    @property
+    def joint(self) -> str:
+        return self.template.joint
+
+    def reads(self, *, calls: bool) -> bool:
+        return self._reads_text and (self._reads_calls or not calls)
 
     def head(self, tools: Sequence[Json], options: Json) -> Json:
         named = {name: value for name, value in options.items() if name in self.template.source}
@@ -67,3 +78,28 @@ class TemplateRenderer:
         thinking = self.text.decode(prompt_ids[-_TAIL:]).rstrip().endswith(THINK)
         names = frozenset(str((tool.get("function") or {}).get("name")) for tool in tools)
         return TaggedReply(self.text, thinking=thinking, tools=names, bare_calls=self._bare_calls)
+
+    def _comes_back(self, said: Json) -> bool:
+        """The parser makes `said` again of what the template writes for it. True where that can't be tried."""
+        asked: list[Json] = [{"role": "user", "content": "question"}]
+        tools = [STUB_TOOL] if said.get("tool_calls") else []
+        before, opened, after = (
+            self._text_of(messages, tools, generate=generate)
+            for messages, generate in ((asked, False), (asked, True), ([*asked, said], False))
+        )
+        opening, written = opened.removeprefix(before), after.removeprefix(before)
+        # A prompt may open a thought that a history does not have.
+        opening = opening if written.startswith(opening) else opening.partition(THINK)[0]
+        if not opening or not written.startswith(opening):
+            return True
+        parser = self.parser(self.text.encode(opening), tools)
+        parts = [parser.feed(self.text.encode(written.removeprefix(opening))), parser.finish()]
+        calls = [(call.name, mapping(call.arguments)) for part in parts for call in part.calls]
+        wanted = [(call["function"]["name"], call["function"]["arguments"]) for call in said.get("tool_calls", ())]
+        return "".join(part.content for part in parts).strip() == said["content"] and calls == wanted
+
+    def _text_of(self, messages: Sequence[Json], tools: Sequence[Json], *, generate: bool) -> str:
+        try:
+            return self.template.render(shape(messages, self.text, self.traits), tools, {}, generate=generate)
+        except TemplateRefused:
+            return ""

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from fakes.chat_format import QWEN, write_format
 from fakes.engine import Answer, json_answer
 from fakes.gateway import CHAT, wait_for
-from fakes.talk import END, TOOL, USER, Talk, streamed
+from fakes.talk import CALL, END, TOOL, USER, Talk, result, streamed
 from outrider.types import CallState, Fidelity, Mode
 
 
@@ -29,6 +30,34 @@ def test_what_cannot_be_rendered_here_is_left_to_the_engine(talk, why, fields):
     assert got.status == 200
     assert talk.engine.received[-1].path == CHAT
     assert talk.counted() == {f"engine: {why}": 1}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("as_list", [False, True])
+def test_an_answer_to_a_forced_call_is_gone_on_from(talk, stream, as_list):
+    """Also where the engine's grammar wrote the call in another way than the model would."""
+    fields = {"messages": [USER], "tools": [TOOL], "tool_choice": "required", "stream": stream}
+    said = '[{"name": "add", "parameters": {"n": 1}}]' if as_list else CALL + END
+    if as_list:  # vLLM's way: a list, which is no call in the model's own format
+        talk.engine.calls = [{"id": "c9", "type": "function", "function": {"name": "add", "arguments": '{"n": 1}'}}]
+    message = talk.ask([USER], said, **{key: value for key, value in fields.items() if key != "messages"})
+    assert message["tool_calls"][0]["function"]["name"] == "add"
+    talk.ask([USER, message, result(message)], tools=[TOOL])
+    assert talk.continues(said)
+    assert talk.counted() == {"engine: a forced tool call": 1, "continued": 1}
+    assert len(talk.samples().samples) == 1
+
+
+def test_answers_in_a_form_that_no_parser_knows_are_left_to_the_engine(tmp_path, start, engine, renderer):
+    """Such a template's calls would reach the agent as text."""
+    template = QWEN.replace("<tool_call>", "[[").replace("</tool_call>", "]]")
+    with start(mode="train", tokenizer=str(write_format(tmp_path / "model", "qwen", template=template))) as gateway:
+        talk = Talk(gateway, engine, renderer)
+        talk.ask([USER])
+        assert engine.received[-1].path == "/v1/completions"
+        talk.ask([USER], tools=[TOOL])
+        assert engine.received[-1].path == CHAT
+        assert talk.counted() == {"opened": 1, "engine: answers in a form that is not known here": 1}
 
 
 def test_the_engine_may_be_told_to_render(start, folder, engine, renderer):

@@ -34,6 +34,7 @@ class Vocabulary:
         self._bytes = _byte_table(backend, {i: token.content for i, token in added.items()})
         self.has_template = bool(self._tokenizer.chat_template)
         self.stop_ids = frozenset(self._find_stop_ids(folder))
+        self._joint = self._find_joint()
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, with the special tokens that the tokenizer adds by itself."""
@@ -50,7 +51,9 @@ class Vocabulary:
         options: Json = {"add_generation_prompt": True, **(extra or {}), "tokenize": False}
         try:
             text = self._tokenizer.apply_chat_template(
-                [_for_template(message) for message in messages], tools=list(tools) if tools else None, **options
+                [_for_template(message, self._joint) for message in messages],
+                tools=list(tools) if tools else None,
+                **options,
             )
         except Exception as error:  # a template is a program of the model's author: anything can come out of it
             raise TemplateError(f"the chat template refused the messages: {error}") from error
@@ -70,6 +73,17 @@ class Vocabulary:
         found.update(self._turn_end())
         return found
 
+    def _find_joint(self) -> str:
+        """What stands between text parts of one message: the template's own, else a newline, as vLLM does it."""
+        one, two = "\ufdd1", "\ufdd2"  # in no template
+        parts = [{"type": "text", "text": one}, {"type": "text", "text": two}]
+        try:
+            text = str(self._tokenizer.apply_chat_template([{"role": "user", "content": parts}], tokenize=False))
+        except Exception:
+            return "\n"  # it takes strings
+        between = text.partition(one)[2].partition(two)[0]
+        return between if two in text and not between.strip() else "\n"
+
     def _turn_end(self) -> set[int]:
         """The special token that the chat template puts right after an assistant's answer, if it puts one."""
         answer = "answer"
@@ -83,7 +97,7 @@ class Vocabulary:
         return {i for i in ids if i in self.special_ids}
 
 
-def _for_template(message: Json) -> Json:
+def _for_template(message: Json, joint: str) -> Json:
     """A wire message as templates expect it: text parts joined, arguments of tool calls as mappings.
 
     Arguments that are no JSON object stay the string they are; the template may print or refuse them.
@@ -91,7 +105,7 @@ def _for_template(message: Json) -> Json:
     shaped = dict(message)
     content = shaped.get("content")
     if isinstance(content, list):
-        shaped["content"] = "".join(part["text"] for part in content)
+        shaped["content"] = joint.join(part["text"] for part in content)
     elif content is None:
         shaped["content"] = ""
     if shaped.get("tool_calls"):

@@ -91,12 +91,12 @@ def meaning_of(message: Json, links: dict[str, list[int]], position: int) -> Mea
     return Meaning(role, text, reasoning, calls, whole)
 
 
-def plain_messages(messages: Sequence[Any]) -> list[Json]:
+def plain_messages(messages: Sequence[Any], joint: str = "\n") -> list[Json]:
     """Chat messages with one shape: the content a string, reasoning under one name, nothing that says nothing.
 
-    Raises `NotText`, and `ValueError` where a message is none.
+    `joint` stands between the text parts of one message. Raises `NotText`, and `ValueError` where a message is none.
     """
-    found = [_plain(message) for message in messages]
+    found = [_plain(message, joint) for message in messages]
     if found and found[0]["role"] in ("system", "developer"):
         text = without_billing_header(found[0]["content"])
         if not text and found[0]["content"]:
@@ -105,11 +105,11 @@ def plain_messages(messages: Sequence[Any]) -> list[Json]:
     return found
 
 
-def _plain(message: Any) -> Json:
+def _plain(message: Any, joint: str) -> Json:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ValueError("each message must be an object with a role")
     role = message["role"]
-    plain: Json = {"role": role, "content": _text(message.get("content"))}
+    plain: Json = {"role": role, "content": _text(message.get("content"), joint)}
     if role == "assistant":
         reasoning = next((text for name in REASONING_FIELDS if (text := _text_or_none(message.get(name)))), None)
         if reasoning and reasoning.strip():
@@ -144,14 +144,14 @@ def _plain_call(call: Any) -> Json:
     return {"id": call_id, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
-def _text(content: Any) -> str:
+def _text(content: Any, joint: str) -> str:
     if isinstance(content, str):
         return content
     if content is None:
         return ""
     if not isinstance(content, list):
         raise ValueError("the content of a message must be a string or a list of parts")
-    return "\n".join(_part(part) for part in content)
+    return joint.join(_part(part) for part in content)
 
 
 def _part(part: Any) -> str:

@@ -24,6 +24,7 @@ _CHAT_ONLY = frozenset({
     "return_token_ids", "add_special_tokens", "web_search_options", "verbosity",
 })  # fmt: skip
 
+LEFT = "engine: "  # begins `Call.continuation` of what is left to the engine
 _SPELLED = "the request spells control tokens"
 _CONTROL = re.compile(rb"<\|[a-z_]+\|>")
 
@@ -56,10 +57,13 @@ class ChatRequest:
     """The agent itself asked for token ids."""
 
 
-def read_chat(body: bytes, *, shows_ids: bool, shows_logprobs: bool, answered: bool = False) -> ChatRequest:
+def read_chat(
+    body: bytes, *, shows_ids: bool, shows_logprobs: bool, joint: str = "\n", answered: bool = False
+) -> ChatRequest:
     """Raises `LeftToEngine`, and `RequestError` where no engine could do better.
 
-    `answered`: the engine has made the prompt and the answer, and the ids of both are known.
+    `joint` stands between the text parts of one message. `answered`: the engine has made the prompt and the answer, and
+    the ids of both are known.
     """
     fields = _fields(body)
     choice = fields.get("tool_choice")
@@ -68,7 +72,7 @@ def read_chat(body: bytes, *, shows_ids: bool, shows_logprobs: bool, answered: b
     if fields.get("continue_final_message") or fields.get("add_generation_prompt") is False:
         raise LeftToEngine("an answer begun by the agent")
     try:
-        messages = plain_messages(fields.get("messages") or ())
+        messages = plain_messages(fields.get("messages") or (), joint)
     except NotText as error:
         raise LeftToEngine(f"content of type {error}") from None
     except ValueError as error:
@@ -112,7 +116,7 @@ def left_to_engine(why: str, body: bytes) -> str:
     reasons = [why] if why else []
     if _CONTROL.search(body) is not None:
         reasons.append(_SPELLED)
-    return f"engine: {'; '.join(reasons)}" if reasons else ""
+    return LEFT + "; ".join(reasons) if reasons else ""
 
 
 def _fields(body: bytes) -> Json:

@@ -20,11 +20,13 @@ from outrider.gateway.continuation.meaning import Talk, digest, follow, meaning_
 from outrider.gateway.continuation.reader import ContinuedReader
 from outrider.gateway.continuation.request import (
     COMPLETIONS_PATH,
+    LEFT,
     ChatRequest,
     LeftToEngine,
     completions_body,
     read_chat,
 )
+from outrider.gateway.continuation.told import told_answers
 from outrider.gateway.counters import Counters
 from outrider.protocols import Store
 from outrider.types import Break, Call, CallState, Fidelity, Json
@@ -198,19 +200,34 @@ class Continuation:
                 asked = self._read(prepared, answered=True)
             except (LeftToEngine, RequestError):
                 continue
-            request, prompt_ids = asked.request, call.prompt_ids.tolist()
-            tools = request.tools if request.parses_calls else []
-            answers = {}
-            for choice in call.choices:
-                parser = self._renderer.parser(prompt_ids, tools)
-                ids = choice.token_ids.tolist()
-                answers[choice.index] = parse_answer(parser, request, prompt_ids, choice.index, ids).plain()
-            found.append((call, asked, answers))
+            found.append((call, asked, self._answers(call, asked.request)))
         return found
+
+    def _answers(self, call: Call, request: ChatRequest) -> dict[int, Json]:
+        """The answers of a recorded call, as they were told, by index of their choice."""
+        if not call.continuation or call.continuation.startswith(LEFT):
+            return told_answers(call.response)
+        assert call.prompt_ids is not None
+        prompt_ids = call.prompt_ids.tolist()
+        tools = request.tools if request.parses_calls else []
+        answers = {}
+        for choice in call.choices:
+            parser = self._renderer.parser(prompt_ids, tools)
+            ids = choice.token_ids.tolist()
+            answers[choice.index] = parse_answer(parser, request, prompt_ids, choice.index, ids).plain()
+        return answers
 
     def _read(self, prepared: UpstreamRequest, *, answered: bool = False) -> Asked:
         shows_ids, shows_logprobs = _TOKEN_IDS not in prepared.hidden, _LOGPROBS not in prepared.hidden
-        request = read_chat(prepared.body, shows_ids=shows_ids, shows_logprobs=shows_logprobs, answered=answered)
+        request = read_chat(
+            prepared.body,
+            shows_ids=shows_ids,
+            shows_logprobs=shows_logprobs,
+            joint=self._renderer.joint,
+            answered=answered,
+        )
+        if not self._renderer.reads(calls=request.parses_calls):
+            raise LeftToEngine("answers in a form that is not known here")
         options = self._renderer.head([], request.options)["options"]
         head = digest(self._renderer.head(request.tools, request.options))
         return Asked(request=request, talk=read_talk(head, request.messages), head=head, options=digest(options))
