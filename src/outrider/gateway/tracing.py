@@ -55,7 +55,7 @@ class Tracer:
                 "pip install 'outrider[otel]', or unset the variable."
             ) from error
         resource = Resource.create()
-        if resource.attributes.get(SERVICE_NAME, "unknown_service") == "unknown_service":
+        if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: SERVICE}))
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor or BatchSpanProcessor(OTLPSpanExporter()))
