@@ -82,6 +82,23 @@ def test_loss_gradient_and_logprobs_equal_transformers_row_by_row(tiny, share, b
     assert stats.tokens_computed < 0.8 * lengths if share else stats.tokens_computed == lengths
 
 
+@pytest.mark.parametrize("share", [True, False])
+def test_lora_with_checkpointing_has_the_gradient_of_lora_without(tiny, share, branching_rows):
+    def after_a_step(checkpointing: bool) -> dict[str, torch.Tensor]:
+        made = backend(tiny, lora_rank=4, gradient_checkpointing=checkpointing, share_prefixes=share)
+        made.forward_backward(branching_rows(), LossSpec())
+        made.optim_step(1e-2)  # now neither factor is 0
+        made.forward_backward(branching_rows(1), LossSpec())
+        return gradients(made)
+
+    one, other = after_a_step(True), after_a_step(False)
+    assert one.keys() == other.keys()
+    assert all(".lora_" in name for name in one)
+    assert all(float(gradient.abs().max()) > 0 for gradient in one.values())
+    for name, gradient in one.items():
+        torch.testing.assert_close(gradient, other[name], rtol=1e-5, atol=1e-6)
+
+
 SMALL = {
     "vocab_size": 300,
     "hidden_size": 32,
@@ -276,7 +293,10 @@ def test_reference_is_the_starting_model(tiny, lora_rank, branching_rows):
     start = made.logprobs(samples)
     made.forward_backward(branching_rows(), LossSpec())
     made.optim_step(1e-2)
-    now, reference = made.logprobs(samples), made.logprobs(samples, reference=True)
+    now = made.logprobs(samples)
+    assert made._reference is None  # who asks for no reference pays for none
+    reference = made.logprobs(samples, reference=True)
+    assert (made._reference is None) == (lora_rank > 0)  # with adapters it is the same weights without them
     np.testing.assert_allclose(np.concatenate(reference), np.concatenate(start), atol=1e-5)
     assert np.abs(np.concatenate(now) - np.concatenate(start)).max() > 0.01
     np.testing.assert_array_equal(np.concatenate(made.logprobs(samples)), np.concatenate(now))
