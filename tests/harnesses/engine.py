@@ -42,6 +42,13 @@ class Remembering:
         """The ids of the same prompt where the whole history is rendered, as engines do."""
         return list(self._inner.render(*self.asked(prompt_ids)))
 
+    @property
+    def joint(self) -> str:
+        return str(self._inner.joint)
+
+    def reads(self, *, calls: bool) -> bool:
+        return bool(self._inner.reads(calls=calls))
+
     def head(self, tools: Sequence[Json], options: Json) -> Json:
         return dict(self._inner.head(tools, options))
 

@@ -27,7 +27,7 @@ def plain(*calls, content="", **fields):
     ("response", "told"),
     [
         (stream({"role": "assistant", "content": ""}, {"content": "né "}, {"content": "x"}), plain(content="né x")),
-        (stream({"reasoning": "hm"}, {"reasoning": "m"}, {"content": "x"}), plain(content="x", reasoning_content="hmm")),
+        (stream({"reasoning": "h"}, {"reasoning": "m"}, {"content": "x"}), plain(content="x", reasoning_content="hm")),
         (
             stream(
                 {"tool_calls": [call("add", "", index=0, id="a")]},
@@ -42,7 +42,7 @@ def plain(*calls, content="", **fields):
         ),
         (b": ping\n\nevent: x\n" + stream({"content": "x"}), plain(content="x")),
         (
-            json.dumps({"choices": [{"index": 0, "message": {"content": None, "tool_calls": [call("f", "{}", id="a")]}}]}).encode(),
+            json.dumps({"choices": [{"message": {"content": None, "tool_calls": [call("f", "{}", id="a")]}}]}).encode(),
             plain(("a", "f", "{}")),
         ),
         (b'{"choices": [{"index": 0, "message": {"content": "x", "reasoning_content": null}}]}', plain(content="x")),
