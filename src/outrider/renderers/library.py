@@ -192,8 +192,9 @@ class LibraryReply:
             return ReplyDelta()
         self._look_at = int(len(self._ids) * _GROWTH) + 1
         found = self._parse()
-        # The end may still be a part of a character, or blank space before a call.
-        return self._tell(_sure(found.reasoning_content), _sure(found.content), ())
+        # The end may still be a part of a character, or blank space before a call; all of it a call that is bare JSON.
+        bare = bool(self._tools) and found.content.lstrip().startswith("{")
+        return self._tell(_sure(found.reasoning_content), "" if bare else _sure(found.content), ())
 
     def finish(self) -> ReplyDelta:
         found = self._parse()
