@@ -25,7 +25,7 @@ log = logging.getLogger("outrider.gateway")
 
 POLL_S = 0.2
 BEAT_S = 1.0  # between two signs of life
-SILENT_S = 4.0  # a member without one is taken to be gone
+SILENT_S = 6.0  # a member without one is taken to be gone
 CONTROL = "fleet:control"
 MEMBERS = "fleet:member:"
 
@@ -92,8 +92,8 @@ class Fleet:
     async def _tell(self, *, paused: bool, version: int | None) -> None:
         known = await asyncio.to_thread(self._read)
         control = _Control(epoch=max(known.epoch, self._seen.epoch) + 1, paused=paused, version=version)
-        self._seen = control
         await asyncio.to_thread(self._store.set_value, CONTROL, msgspec.json.encode(control).decode())
+        self._seen = control
 
     def _read(self) -> _Control:
         text = self._store.value(CONTROL)
