@@ -1,7 +1,6 @@
 """Qwen-Agent; `raw` leaves tool calls to the protocol, else they stand in the text."""
 
 import json
-import os
 import sys
 
 from qwen_agent.agents import Assistant
@@ -26,7 +25,6 @@ if __name__ == "__main__":
     llm = {
         "model": "qwen-plus",
         "model_type": "oai",
-        "model_server": os.environ["OPENAI_BASE_URL"],
         "generate_cfg": {"use_raw_api": sys.argv[3] == "raw"},
     }
     agent = Assistant(llm=llm, function_list=["add"])

@@ -1,6 +1,5 @@
 """smolagents; `code` for the agent that writes Python instead of tool calls."""
 
-import os
 import sys
 
 from smolagents import CodeAgent, OpenAIModel, ToolCallingAgent, tool
@@ -18,7 +17,7 @@ def add(a: int, b: int) -> int:
 
 
 if __name__ == "__main__":
-    model = OpenAIModel(model_id="gpt-4o", api_base=os.environ["OPENAI_BASE_URL"])
+    model = OpenAIModel(model_id="gpt-4o")
     kind = CodeAgent if "code" in sys.argv else ToolCallingAgent
     agent = kind(tools=[add], model=model, stream_outputs=sys.argv[2] == "streamed", max_steps=50)
     print(agent.run("What is 41235 + 27184? Find out with the tool, then tell me."))
