@@ -67,7 +67,7 @@ class Messages:
 
     def _message(self, item: Json, where: str) -> None:
         role = item.get("role")
-        if role not in ROLES:
+        if not isinstance(role, str) or role not in ROLES:
             raise bad(f"{where}.role", f"must be user, assistant, system or developer, not {role!r}.")
         parts = self._parts(item.get("content"), f"{where}.content")
         if ROLES[role] != "assistant":
