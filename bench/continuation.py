@@ -179,13 +179,17 @@ def main() -> None:
     figures["in all"] = round(sum(parts.values()), 3)
     figures["chat reading"] = round(cpu_ms(chat_reading, asked.repeat), 3)
     figures["rendering"] = round(cpu_ms(lambda: renderer.render(request.messages, [TOOL], {}), 20), 3)
-    print(f"{platform.machine()}, Python {platform.python_version()}; {type(renderer).__name__}")
-    print(f"{len(extended)} prompt tokens in {len(messages)} messages, {len(answer_ids)} tokens answered")
+    sizes = {"prompt_tokens": len(extended), "messages": len(messages), "answer_tokens": len(answer_ids)}
+    report(type(renderer).__name__, sizes, figures, asked.json)
+
+
+def report(renderer: str, sizes: dict[str, int], figures: dict[str, float], file: Path | None) -> None:
+    print(f"{platform.machine()}, Python {platform.python_version()}; {renderer}")
+    print(", ".join(f"{name} {value}" for name, value in sizes.items()))
     for name, value in figures.items():
         print(f"{name:14}{value:8.3f} ms")
-    if asked.json:
-        sizes = {"prompt_tokens": len(extended), "messages": len(messages), "answer_tokens": len(answer_ids)}
-        asked.json.write_text(json.dumps({**sizes, "cpu_ms": figures, "limit_ms": 2.0}) + "\n")
+    if file:
+        file.write_text(json.dumps({**sizes, "cpu_ms": figures, "limit_ms": 2.0}) + "\n")
 
 
 def _folder(tokenizer: str) -> Path:
