@@ -153,3 +153,32 @@ def test_a_calls_id_belongs_to_its_owner():
         assert not is_own_call("b", id)
         assert not is_own_call("a", id[:-1])
         assert not is_own_call("a", "0" + id[1:] if id[0] != "0" else "1" + id[1:])
+
+
+def test_a_conversation_by_names_of_answers_is_one_trajectory(engine, start):
+    headers = {"authorization": "Bearer sk-mine"}
+    for restarted in (False, True):
+        with start(mode="record") as gateway:
+            first = gateway.post(RESPONSES, {"model": "m", "input": f"go {restarted}"}, headers).json["id"]
+            if not restarted:
+                again = {"model": "m", "input": "more", "previous_response_id": first}
+                gateway.post(RESPONSES, again, headers)
+                gateway.post(RESPONSES, again | {"input": "more or less"}, headers)
+        if restarted:
+            with start(mode="record") as gateway:
+                gateway.post(RESPONSES, {"model": "m", "input": "x", "previous_response_id": first}, headers)
+    with start(mode="record") as gateway:
+        calls = gateway.store.calls_after(0)
+    names = [call.attempt_id for call in calls]
+    assert len(calls) == 5
+    assert (len(set(names[:3])), len(set(names[3:])), len(set(names))) == (1, 1, 2)
+
+
+def test_a_trajectory_that_is_not_kept_is_kept_in_no_part(engine, start):
+    with start(mode="record", sample_rate=0.0) as gateway:
+        first = gateway.post(RESPONSES, {"model": "m", "input": "go"}).json["id"]
+        got = gateway.post(RESPONSES, {"model": "m", "input": "more", "previous_response_id": first})
+        assert got.status == 200
+        assert [message["content"] for message in engine.received[1].json["messages"]] == ["go", "Hello wörld!", "more"]
+        assert gateway.store.calls_after(0) == []
+        assert gateway.client.stats()["unsampled"] == 2

@@ -39,6 +39,11 @@ class Chains:
     def __init__(self) -> None:
         self._asked: OrderedDict[bytes, str] = OrderedDict()
         self._names: OrderedDict[str, None] = OrderedDict()
+        self.answers: OrderedDict[str, str] = OrderedDict()
+        """Trajectories of calls by the calls' ids, for requests that name an earlier answer."""
+
+    def answered(self, call_id: str, trajectory: str) -> None:
+        _remember(self.answers, call_id, trajectory)
 
     def trajectory(self, owner: str, fields: Mapping[str, msgspec.Raw]) -> str:
         """The name of the trajectory of a request by `owner` with these top-level fields."""

@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import hmac
 import secrets
+from collections.abc import Mapping
 
 from outrider.errors import RequestError
 from outrider.gateway.sse import EventSplitter
@@ -48,6 +49,17 @@ class Recall:
         wanted = dialect.names(request)
         if wanted and not dialect.knows(owner, wanted):
             await asyncio.to_thread(self._read, dialect, wanted, owner)
+
+    async def trajectory(self, dialect: Dialect, request: WireRequest, owner: str, known: Mapping[str, str]) -> str:
+        """Where the answer belongs that `request` names; empty where it names none of `owner`'s. `known` has the
+        trajectories of recent calls by their ids. Raises `StoreError`."""
+        named = dialect.names(request) if isinstance(dialect, Recaller) else ""
+        if not named or not is_own_call(owner, named):
+            return ""
+        if named in known:
+            return known[named]
+        call = await asyncio.to_thread(self._store.call, named)
+        return call.attempt_id if call is not None else ""
 
     def _read(self, dialect: Recaller, wanted: str, owner: str) -> None:
         """Each call's request may name the one before; so the first is found last, and read first."""

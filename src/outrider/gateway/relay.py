@@ -88,14 +88,14 @@ class Relay:
         """Pass a call on and store it, where the mode says so. Raises `RequestError` where the agent gets an error."""
         body = await exchange.body(self._max_body_bytes)
         request = dialect.parse(exchange.plain(body, self._max_body_bytes))
-        access = self._sampled(access, request)
+        call_id = new_call_id(access.owner)
+        access = await self._sampled(access, request, dialect, call_id)
         if access.mode is Mode.PASSTHROUGH and not dialect.translated:
             await self._forward(exchange, target, dialect, access, body)
             return
         if self._pack_answers:
             exchange.pack()
         tokens = access.ours
-        call_id = new_call_id(access.owner)
         note = exchange.note or Note()
         note.call_id, note.attempt_id = call_id, access.attempt_id
         note.model, note.streamed = request.model, request.stream
@@ -135,11 +135,15 @@ class Relay:
             delivery.close()
             exchange.unwatch()
 
-    def _sampled(self, access: Access, request: WireRequest) -> Access:
+    async def _sampled(self, access: Access, request: WireRequest, dialect: Dialect, call_id: str) -> Access:
         """The same under the trajectory that a call belongs to; passed through where that is not kept."""
         if access.keyed or access.mode is not Mode.RECORD:
             return access
-        name = access.attempt_id or TRAJECTORY_PREFIX + self._chains.trajectory(access.owner, request.fields)
+        name = access.attempt_id
+        if not name:
+            earlier = await self._recall.trajectory(dialect, request, access.owner, self._chains.answers)
+            name = earlier or TRAJECTORY_PREFIX + self._chains.trajectory(access.owner, request.fields)
+        self._chains.answered(call_id, name)
         if is_kept(name, self._sample_rate):
             return replace(access, attempt_id=name)
         self._counters.unsampled()
