@@ -140,6 +140,48 @@ def test_rewards_of_single_calls_are_kept_beside_that_of_the_attempt(make, store
     ]
 
 
+@pytest.mark.parametrize("stage", ["queued", "running", "scoring", "ended"])
+def test_what_is_abandoned_ends_wherever_it_stands_and_the_rest_goes_on(make, store, stage):
+    release = threading.Event()
+    waits = stage == "scoring"
+    reconciler = make(
+        reward=lambda episode: float(waits and release.wait(60)), concurrency=1 if stage == "queued" else 4
+    )
+    wanted = rollouts(2)
+    reconciler.submit(wanted)
+    live = reconciler.executor.live
+    if stage == "queued":
+        reconciler.executor.poll = lambda timeout_s: []
+        reconciler.tick()
+    elif stage == "running":
+        poll, reconciler.executor.poll = reconciler.executor.poll, lambda timeout_s: []
+        reconciler.tick()
+        reconciler.executor.poll = poll
+    else:
+        while live or not reconciler.executor.launches:
+            reconciler.tick()
+        while stage == "ended" and not reconciler.idle:
+            reconciler.tick()
+    unwanted = "r1"
+    reconciler.abandon([unwanted])
+    release.set()
+    if stage == "queued":
+        del reconciler.executor.poll
+    ended = []
+    while not ended or not reconciler.idle:
+        reconciler.tick()
+        ended += reconciler.take()
+    assert [rollout.id for rollout in ended] == ["r0"]
+    kept = store.rollout(unwanted)
+    expected = (
+        (RolloutState.SUCCEEDED, Failure.NONE) if stage == "ended" else (RolloutState.CANCELLED, Failure.CANCELLED)
+    )
+    assert (kept.state, kept.failure) == expected
+    assert reconciler.executor.stopped == (["r1.a1"] if stage in ("running", "scoring") else [])
+    for launch in reconciler.executor.launches:
+        assert store.session(hash_key(launch.env["KEY"])).sealed
+
+
 def test_running_again_takes_what_has_ended(make):
     make().run(rollouts(3))
     again = make(ends=lambda attempt_id: pytest.fail("must not run again"))

@@ -36,6 +36,7 @@ class Fake:
     def __init__(self, ticks=lambda rollout: 1, reward=lambda rollout: float(rollout.id[-1])):
         self.ticks, self.reward = ticks, reward
         self.left, self.done, self.submitted, self.cancelled, self.now = {}, {}, [], False, 0
+        self.abandoned = []
         self.rollouts = {}
         self.broken = None
         self.user = threading.Lock()
@@ -64,6 +65,13 @@ class Fake:
                     del self.left[rollout_id]
                     rollout = self.rollouts[rollout_id]
                     self.done[rollout_id] = ended(rollout, self.reward(rollout))
+
+    def abandon(self, rollout_ids):
+        with self.alone():
+            self.abandoned += rollout_ids
+            for rollout_id in rollout_ids:
+                self.left.pop(rollout_id, None)
+                self.done.pop(rollout_id, None)
 
     @property
     def idle(self):
@@ -247,6 +255,30 @@ def test_whatever_the_times_groups_are_whole_in_no_step_twice_and_no_more_open_t
                 allowed += 1
     assert len(handed_out) == len(set(handed_out))
     assert set(Counter(fake.submitted).values()) == {SIZE}
+
+
+@pytest.mark.parametrize("mode", ["collocated", "disaggregated"])
+def test_a_group_that_got_too_old_under_way_makes_room_for_another(mode):
+    fake = Fake(ticks=lambda rollout: 10**9 if rollout.id in ("g0-1", "g1-1") else 2)
+    asked = []
+
+    def too_old(rollout_ids):
+        asked.append(rollout_ids[0])
+        return "too old" if rollout_ids[0] == "g0-0" else ""
+
+    with make(fake, mode=mode, ahead=1, too_old=too_old) as scheduler:
+        scheduler.take()
+        scheduler.take()
+        assert asked == []  # within the bound, whatever the tokens
+        taken = indices(scheduler.take())
+        assert asked == ["g0-0", "g1-0"]
+        assert scheduler.dropped == {"too old": 1}
+        wait_until(lambda: fake.abandoned == ["g0-0", "g0-1"])
+        assert not {0, 1} & set(taken)
+        assert 0 not in scheduler.position().open
+        assert 1 in scheduler.position().open
+        scheduler.take()
+        assert scheduler.dropped == {}
 
 
 def test_extra_groups_are_in_flight_before_replacements_are_needed():

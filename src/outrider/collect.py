@@ -12,6 +12,7 @@ from outrider import trajectory
 from outrider.config import TrainConfig
 from outrider.protocols import Store
 from outrider.schedule import Group
+from outrider.trajectory import SampleSet, Tree
 from outrider.trajectory.leave_out import left_out
 from outrider.types import Call, Failure, FloatArray, Reward, Rollout, RolloutState, Sample
 
@@ -78,7 +79,7 @@ class Collector:
         while waiting:
             group = self._read(waiting.popleft())
             if version - _oldest(group.samples, version) > max_lag:
-                waiting.append(another(f"group: over {max_lag} policy versions old"))
+                waiting.append(another(over_age(max_lag)))
             else:
                 step.add(group)
         late = self._late()
@@ -87,20 +88,24 @@ class Collector:
         self._taken.append({name: self._count(name) for name in map(attempt_id, step.rollouts)})
         return step
 
+    def too_old(self, rollout_ids: Sequence[str], *, version: int, max_lag: int) -> str:
+        """Why a group that is still under way can't be trained any more; empty where it can."""
+        for rollout in filter(None, map(self._store.rollout, rollout_ids)):
+            if rollout.state in (RolloutState.RUNNING, RolloutState.SUCCEEDED):
+                samples = self._cut(rollout, self._tree(self._store.calls(attempt_id(rollout)))).samples
+                if version - _oldest(samples, version) > max_lag:
+                    return over_age(max_lag)
+        return ""
+
     def _read(self, group: Group) -> Gathered:
-        config, found = self._config, Gathered(rollouts=list(group.rollouts))
+        found = Gathered(rollouts=list(group.rollouts))
         for rollout in group.rollouts:
             if rollout.state is not RolloutState.SUCCEEDED:
                 found.excluded[f"rollout {rollout.state}: {rollout.failure}"] += 1
                 continue
             calls = self._store.calls(attempt_id(rollout))
-            tree = trajectory.build(calls, left_out(calls, config.leave_out, config.models))
-            cut = tree.samples(
-                rollout_id=rollout.id,
-                group_id=rollout.group_id,
-                max_tokens=config.max_tokens,
-                too_long=config.too_long,
-            )
+            tree = self._tree(calls)
+            cut = self._cut(rollout, tree)
             found.samples += cut.samples
             found.breaks += tree.breaks
             found.excluded.update(cut.excluded)
@@ -109,6 +114,17 @@ class Collector:
             if given is not None:
                 found.call_rewards[rollout.id] = given
         return found
+
+    def _tree(self, calls: Sequence[Call]) -> Tree:
+        return trajectory.build(calls, left_out(calls, self._config.leave_out, self._config.models))
+
+    def _cut(self, rollout: Rollout, tree: Tree) -> SampleSet:
+        return tree.samples(
+            rollout_id=rollout.id,
+            group_id=rollout.group_id,
+            max_tokens=self._config.max_tokens,
+            too_long=self._config.too_long,
+        )
 
     def _late(self) -> int:
         """Rewards that came since their step was taken; each is counted once."""
@@ -127,6 +143,11 @@ class Collector:
 def attempt_id(rollout: Rollout) -> str:
     """Of its current attempt."""
     return f"{rollout.id}.a{rollout.attempt}"
+
+
+def over_age(max_lag: int) -> str:
+    """The reason under which groups that are too old are counted."""
+    return f"group: over {max_lag} policy versions old"
 
 
 def of_calls(calls: Sequence[Call], rewards: Sequence[Reward]) -> FloatArray | None:

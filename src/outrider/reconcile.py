@@ -136,20 +136,45 @@ class Reconciler:
         self._ended.clear()
         return ended
 
+    def abandon(self, rollout_ids: Sequence[str]) -> None:
+        """Give up these rollouts for good, wherever they stand; nobody will ask for them again."""
+        unwanted = set(rollout_ids)
+        self._queue = deque(rollout for rollout in self._queue if rollout.id not in unwanted)
+        for rollout_id in unwanted:
+            self._ended.pop(rollout_id, None)
+        mine = [running for running in self._running.values() if running.rollout.id in unwanted]
+        for running in mine:
+            self.executor.stop(running.attempt.id)
+            self._close(running, "given up")
+        self._scoring = {
+            future: (running, deadline)
+            for future, (running, deadline) in self._scoring.items()
+            if running.rollout.id not in unwanted
+        }
+        for rollout_id in unwanted:
+            rollout = self.store.rollout(rollout_id)
+            if rollout is not None and not rollout.state.ended:
+                given_up = replace(rollout, state=RolloutState.CANCELLED, failure=Failure.CANCELLED, reason="given up")
+                self.store.transition(given_up, expect=(rollout.state, rollout.attempt))
+
     def cancel(self) -> None:
         """Stop every attempt and leave its rollout queued in the store, so that the same run can go on later."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         for attempt_id in self._running:
             self.executor.stop(attempt_id)
         for running in list(self._running.values()):
-            self.store.seal(running.attempt.id)
-            del self._running[running.attempt.id]
-            attempt = replace(running.attempt, ended_at=time.time(), failure=Failure.CANCELLED, reason="run stopped")
-            self.store.put_attempt(attempt)
+            self._close(running, "run stopped")
             queued = replace(running.rollout, state=RolloutState.QUEUED)
             self.store.transition(queued, expect=(RolloutState.RUNNING, running.rollout.attempt))
         self._scoring.clear()
         self._queue.clear()
+
+    def _close(self, running: _Running, reason: str) -> None:
+        """Write that an attempt was cancelled, and forget it: how it exits is of no interest."""
+        self.store.seal(running.attempt.id)
+        del self._running[running.attempt.id]
+        attempt = replace(running.attempt, ended_at=time.time(), failure=Failure.CANCELLED, reason=reason)
+        self.store.put_attempt(attempt)
 
     def _place(self, rollout: Rollout) -> None:
         if rollout.state.ended:

@@ -64,6 +64,10 @@ class Scheduler:
     up to `oversample` times the groups of a step. `extra` more groups are kept in flight, so that a step need not wait
     for replacements that start when it already lacks them. `refresh` gives a rollout that ended as it is known now.
 
+    `too_old`, given the rollout ids of a group, says why it can't be trained any more, or nothing. Groups that have
+    been passed over by more steps than `ahead` are asked about when a step begins, and given up before they end: they
+    would take room from others.
+
     One thread at a time works with the reconciler: the caller's, or in the background the scheduler's own.
     """
 
@@ -81,10 +85,12 @@ class Scheduler:
         extra: int = 0,
         position: Position | None = None,
         refresh: Callable[[Rollout], Rollout] = lambda rollout: rollout,
+        too_old: Callable[[Sequence[str]], str] = lambda rollout_ids: "",
     ) -> None:
         self._reconciler, self._plan, self._sampler, self._refresh = reconciler, plan, sampler, refresh
-        self._per_step = per_step
-        self._limit = per_step * ((0 if mode == "sync" else ahead) + 1) + extra
+        self._too_old = too_old
+        self._per_step, self._ahead = per_step, 0 if mode == "sync" else ahead
+        self._limit = per_step * (self._ahead + 1) + extra
         self._keep_signal, self._tries = keep_signal, int(per_step * oversample)
         self._background = mode == "disaggregated"
         position = position or Position()
@@ -92,8 +98,13 @@ class Scheduler:
         self._restored = list(position.open)
         self._open: dict[int, list[str]] = {}
         self._taken = 0
+        self._step = 0
+        self._since: dict[int, int] = {}
+        """In which step each open group was asked for."""
         self._asked: list[Rollout] = []
         """Not handed to the reconciler yet."""
+        self._given_up: list[str] = []
+        """Rollouts that the reconciler shall give up."""
         self._ended: dict[str, Rollout] = {}
         self._changed = threading.Condition()
         self._closing = False
@@ -126,9 +137,11 @@ class Scheduler:
         self.dropped.clear()
         with self._changed:
             self._taken = 0  # the last step's weights are published: its groups make room for as many new ones
+            self._step += 1
             self._changed.notify_all()
+        self._give_up_old_ones()
         taken: list[Group] = []
-        while len(taken) < self._per_step and len(taken) + self.dropped.total() < self._tries:
+        while len(taken) < self._per_step and len(taken) + self.dropped[NO_SIGNAL] < self._tries:
             group = self._next_ready()
             if self._keep_signal and not group.has_signal:
                 self._drop(NO_SIGNAL)
@@ -140,7 +153,7 @@ class Scheduler:
         """Drop a group that was taken, for `reason`, and wait for another one in its place."""
         self._drop(reason)
         group = self._next_ready()
-        while self._keep_signal and not group.has_signal and self.dropped.total() < self._tries:
+        while self._keep_signal and not group.has_signal and self.dropped[NO_SIGNAL] < self._tries:
             self._drop(NO_SIGNAL)
             group = self._next_ready()
         return group
@@ -152,6 +165,18 @@ class Scheduler:
             self._changed.notify_all()
         self._until(lambda: all(rollout.id in self._ended for rollout in rollouts), admit=False)
         return [self._ended.pop(rollout.id) for rollout in rollouts]
+
+    def _give_up_old_ones(self) -> None:
+        with self._changed:
+            passed_over = {i: self._open[i] for i, since in self._since.items() if self._step - since > self._ahead}
+        for index, rollout_ids in passed_over.items():
+            reason = self._too_old(rollout_ids)
+            if reason:
+                self.dropped[reason] += 1
+                with self._changed:
+                    self._given_up += self._open.pop(index)
+                    del self._since[index]
+                    self._changed.notify_all()
 
     def _drop(self, reason: str) -> None:
         self.dropped[reason] += 1
@@ -165,6 +190,7 @@ class Scheduler:
             index = self._ready_index()
             assert index is not None
             rollouts = [self._refresh(self._ended.pop(rollout_id)) for rollout_id in self._open.pop(index)]
+            del self._since[index]
             group = Group(index=index, rollouts=tuple(rollouts))
             self._taken += 1
             self._sampler.observe(group.rollouts)
@@ -197,7 +223,7 @@ class Scheduler:
             while True:
                 with self._changed:
                     self._admit()
-                    if not self._asked and self._reconciler.idle and not self._closing:
+                    if not self._asked and not self._given_up and self._reconciler.idle and not self._closing:
                         self._changed.wait(IDLE_S)
                         self._admit()
                     if self._closing:
@@ -212,9 +238,11 @@ class Scheduler:
         """Ask for groups up to the limit: first those that were open before a restart, then new ones."""
         while len(self._open) + self._taken < self._limit:
             if self._restored:
-                index = self._restored.pop(0)
+                index, since = self._restored.pop(0), -self._ahead  # how old it is, its tokens say
             else:
-                index, self._next = self._next, self._next + 1
+                index, since = self._next, max(1, self._step)  # before the first step is as good as in it
+                self._next += 1
+            self._since[index] = since
             rollouts = self._plan(index, self._sampler.choose(index))
             self._open[index] = [rollout.id for rollout in rollouts]
             self._asked += rollouts
@@ -223,6 +251,11 @@ class Scheduler:
         """Hand over what was asked for, wait a moment, and collect what has ended."""
         with self._changed:
             asked, self._asked = self._asked, []
+            given_up, self._given_up = self._given_up, []
+            for rollout_id in given_up:
+                self._ended.pop(rollout_id, None)
+        if given_up:
+            self._reconciler.abandon(given_up)
         if asked:
             self._reconciler.submit(asked)
         self._reconciler.tick(patience_s)

@@ -263,6 +263,9 @@ class Trainer:
             extra=config.extra_groups,
             position=position,
             refresh=self._collector.refresh,
+            too_old=lambda ids: self._collector.too_old(
+                ids, version=self.progress.policy_version, max_lag=self._max_lag()
+            ),
         )
 
     def _checkpoint(self, step: int, version: int, position: Json) -> None:
