@@ -13,6 +13,7 @@ system prompt of 130 tokens common to all), seconds of an optimiser step, publis
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import resource
@@ -94,7 +95,7 @@ def plain_step(model: Any, rows: Sequence[Row]) -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = model(ids, use_cache=False).logits[:, :-1]
         logp = torch.log_softmax(logits.float(), -1).gather(2, ids[:, 1:, None])[..., 0]
-        (-advantages[:, None] * logp)[:, PROMPT - 1 :].mean().backward()
+        (-advantages[:, None] * logp)[:, PROMPT - 1 :].mean().backward()  # type: ignore[no-untyped-call]
 
 
 def compare(path: Path, groups: int, rounds: int, token_budget: int) -> dict[str, Any]:
@@ -111,7 +112,7 @@ def compare(path: Path, groups: int, rounds: int, token_budget: int) -> dict[str
     for _ in range(rounds):
         rows = group_rows(groups, rng)
         for name, run in ways.items():
-            best[name] = min(best.get(name, (1e9, 1e9)), timed(lambda run=run, rows=rows: run(rows)))
+            best[name] = min(best.get(name, (1e9, 1e9)), timed(functools.partial(run, rows)))
     tokens, new = groups * GROUP * (PROMPT + NEW), groups * GROUP * NEW
     table = {}
     for name, (wall, cpu) in best.items():

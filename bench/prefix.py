@@ -161,8 +161,9 @@ class Figure:
     grad_norm: float
 
 
-def train_once(backend: TorchBackend, rows: Sequence[Row]) -> Figure:
+def train_once(backend: TorchBackend, way: str, rows: Sequence[Row]) -> Figure:
     """One step at learning rate 0, so that every step sees the same weights."""
+    backend.share_prefixes = way == "shared"
     wall, cpu = time.perf_counter(), time.process_time()
     stats = backend.forward_backward(rows, LossSpec(name="reinforce"))
     optim = backend.optim_step(0.0)
@@ -175,12 +176,12 @@ def train_once(backend: TorchBackend, rows: Sequence[Row]) -> Figure:
     )
 
 
-def measure(backends: dict[str, TorchBackend], made: Workload, rounds: int) -> dict[str, Figure]:
+def measure(backend: TorchBackend, made: Workload, rounds: int) -> dict[str, Figure]:
     """The least time of each way over `rounds`."""
     best: dict[str, Figure] = {}
     for _ in range(rounds):
         for way in WAYS:
-            found = train_once(backends[way], made.rows[way])
+            found = train_once(backend, way, made.rows[way])
             so_far = best.get(way, found)
             best[way] = replace(found, wall_s=min(found.wall_s, so_far.wall_s), cpu_s=min(found.cpu_s, so_far.cpu_s))
     return best
@@ -193,10 +194,10 @@ def gains(best: dict[str, Figure], way: str) -> dict[str, float]:
     return {"tokens": tokens, "wall": wall, "cpu": cpu, "wall_of_tokens": wall / tokens, "cpu_of_tokens": cpu / tokens}
 
 
-def main_table(backends: dict[str, TorchBackend], options: argparse.Namespace) -> dict[str, Any]:
+def main_table(backend: TorchBackend, options: argparse.Namespace) -> dict[str, Any]:
     made = workload(options.turns, options.group_size, options.seed)
     print(f"workload: {options.group_size} rollouts, {options.turns} turns: {json.dumps(made.shape())}")
-    best = measure(backends, made, options.rounds)
+    best = measure(backend, made, options.rounds)
     print(f"\n{'way':13} {'tokens':>8} {'wall s':>8} {'CPU s':>8} {'tokens/CPU-s':>13} {'loss':>9} {'grad norm':>10}")
     for way, found in best.items():
         print(
@@ -213,8 +214,8 @@ def main_table(backends: dict[str, TorchBackend], options: argparse.Namespace) -
     return {"shape": made.shape(), "ways": {way: _plain(found) for way, found in best.items()}, "gains": against}
 
 
-def growth_table(backends: dict[str, TorchBackend] | None, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Tokens for each shape, and times where there are backends to measure with."""
+def growth_table(backend: TorchBackend | None, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Tokens for each shape, and times where there is a backend to measure with."""
     shapes = [(turns, 8) for turns in (2, 4, 6, 10)] + [(6, size) for size in (2, 4, 8, 16)]
     print(
         f"\n{'turns':>5} {'group':>5} {'per call':>9} {'linear':>8} {'shared':>8} | fewer tokens (, faster: wall, CPU)"
@@ -223,11 +224,11 @@ def growth_table(backends: dict[str, TorchBackend] | None, options: argparse.Nam
     for turns, size in dict.fromkeys(shapes):
         made = workload(turns, size, options.seed)
         entry: dict[str, Any] = {"turns": turns, "group_size": size, "shape": made.shape()}
-        if backends is None:
+        if backend is None:
             tokens = {way: count_tokens(made, way, options.token_budget) for way in WAYS}
             ratios = [f"{way} {tokens[way] / tokens['shared']:.2f}x" for way in WAYS[:2]]
         else:
-            best = measure(backends, made, 1)
+            best = measure(backend, made, 1)
             tokens = {way: best[way].tokens for way in WAYS}
             entry |= {"ways": {way: _plain(found) for way, found in best.items()}}
             entry |= {"gains": {way: gains(best, way) for way in WAYS[:2]}}
@@ -269,13 +270,11 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     print(f"machine: {platform.machine()}, {cores} cores, load {os.getloadavg()[0]:.1f}; torch {torch.__version__}")
     path = resolve_model(options.model)
-    alone = TorchBackend(path, token_budget=options.token_budget, share_prefixes=False)
-    shared = TorchBackend(path, token_budget=options.token_budget)
-    backends = {"per call": alone, "linear merge": alone, "shared": shared}
-    train_once(shared, workload(2, 2, 1).rows["shared"])  # warm up
+    backend = TorchBackend(path, token_budget=options.token_budget)
+    train_once(backend, "shared", workload(2, 2, 1).rows["shared"])  # warm up
     figures: dict[str, Any] = {"cores": cores, "torch": torch.__version__, "token_budget": options.token_budget}
-    figures["main"] = main_table(backends, options)
-    figures["growth"] = growth_table(backends if options.growth else None, options)
+    figures["main"] = main_table(backend, options)
+    figures["growth"] = growth_table(backend if options.growth else None, options)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 

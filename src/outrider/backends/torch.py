@@ -78,7 +78,8 @@ class TorchBackend:
         self._dtype = _named(precision, PRECISIONS, "train.precision")
         self._device = _device(device)
         self._token_budget = token_budget
-        self._share_prefixes = share_prefixes
+        self.share_prefixes = share_prefixes
+        """May be changed between calls."""
         self._lora = bool(lora_rank)
         self._model = LanguageModel(
             model, dtype=self._dtype, device=self._device, gradient_checkpointing=gradient_checkpointing
@@ -155,7 +156,7 @@ class TorchBackend:
         return found
 
     def _micro_batches(self, samples: Sequence[Sample]) -> Iterator[MicroBatch]:
-        return self._model.micro_batches(samples, token_budget=self._token_budget, share_prefixes=self._share_prefixes)
+        return self._model.micro_batches(samples, token_budget=self._token_budget, share_prefixes=self.share_prefixes)
 
     def _reference_model(self) -> LanguageModel:
         if self._reference is None:
