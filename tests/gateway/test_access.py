@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import zstandard
 
-from fakes.gateway import CHAT, COMPLETIONS, MESSAGES
+from fakes.gateway import CHAT, COMPLETIONS, MESSAGES, RunningGateway
+from outrider.gateway.options import GatewayOptions
 from outrider.gateway.sessions import TRAJECTORY_PREFIX
 from outrider.keys import hash_key, new_key
 from outrider.types import Fidelity, Mode
@@ -221,3 +222,33 @@ def test_a_store_that_is_far_away_holds_nobody_up(engine, gateway, monkeypatch):
         assert not first.done()
         arrived.set()
         assert first.result(30).status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "upstream", "unkeyed", "taken"),
+    [
+        ("127.0.0.1", None, "auto", True),
+        ("127.0.0.1", None, "refuse", False),
+        ("0.0.0.0", None, "auto", False),
+        ("0.0.0.0", None, "allow", True),
+        ("0.0.0.0", "http://127.0.0.1:9,https://api.example.com", "auto", False),
+    ],
+)
+@pytest.mark.parametrize("mode", ["passthrough", "record"])
+def test_a_public_bind_opens_no_engine_to_callers_without_a_key(engine, tmp_path, host, upstream, unkeyed, taken, mode):
+    options = {"host": host, "upstream": upstream or engine.base_url, "unkeyed": unkeyed, "mode": mode}
+    with RunningGateway(engine, tmp_path / "s.sqlite3", **options) as gateway:
+        for path, body in [(CHAT, BODY), ("/v1/messages/count_tokens", BODY), ("/v1/embeddings", {})]:
+            got = gateway.post(path, body, {"authorization": "Bearer sk-some"})
+            assert (got.status != 401) is taken
+            if not taken:
+                assert "--unkeyed allow" in got.json["error"]["message"]
+        assert bool(engine.received) is taken
+        if upstream is None:
+            assert gateway.chat(gateway.open()).status == 200
+
+
+def test_a_provider_behind_a_public_bind_asks_for_keys_itself():
+    options = {"upstream": "https://api.example.com", "store": "sqlite:///x", "admin_key": "a"}
+    assert GatewayOptions(host="0.0.0.0", **options).takes_unkeyed
+    assert not GatewayOptions(host="0.0.0.0", unkeyed="refuse", **options).takes_unkeyed

@@ -43,6 +43,13 @@ class GatewayOptions(Section, frozen=True, kw_only=True):
         Mode,
         Meta(description="What is kept of calls that come without an attempt key; a key brings its own mode."),
     ] = Mode.PASSTHROUGH
+    unkeyed: Annotated[
+        Literal["auto", "allow", "refuse"],
+        Meta(
+            description="Calls without an attempt key in passthrough and record; auto refuses them where other "
+            "machines reach the gateway and the upstream is plain http, so most likely an engine that asks for no key."
+        ),
+    ] = "auto"
     sample_rate: Annotated[
         float,
         Meta(ge=0, le=1, description="Share of trajectories that mode record keeps, each of them whole."),
@@ -154,6 +161,13 @@ class GatewayOptions(Section, frozen=True, kw_only=True):
         """The base URL of each replica."""
         given = (self.upstream,) if isinstance(self.upstream, str) else self.upstream
         return tuple(url.strip() for several in given for url in several.split(",") if url.strip())
+
+    @property
+    def takes_unkeyed(self) -> bool:
+        """Calls without an attempt key are let in, where the mode has a use for them."""
+        if self.unkeyed != "auto":
+            return self.unkeyed == "allow"
+        return _is_loopback(self.host) or all(url.startswith("https://") for url in self.upstreams)
 
     def __repr__(self) -> str:
         return f"GatewayOptions({self.host}:{self.port}, {self.mode})"  # the keys and the URLs are nobody's business

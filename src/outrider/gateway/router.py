@@ -63,7 +63,7 @@ class Gateway:
         self._limits = Limits(max_in_flight=options.max_in_flight, rate_per_key=options.rate_per_key)
         self._idle_timeout_s = options.idle_timeout_s
         self._replicas = make_replicas(options)
-        self._sessions = Sessions(store, Mode(options.mode))
+        self._sessions = Sessions(store, Mode(options.mode), takes_unkeyed=options.takes_unkeyed)
         self._feedback = Feedback(
             store,
             self._counters,

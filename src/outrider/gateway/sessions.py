@@ -45,9 +45,10 @@ class Access:
 class Sessions:
     """Reads the store at every call, so that an attempt that ended is refused at once, whichever gateway ended it."""
 
-    def __init__(self, store: Store, mode: Mode) -> None:
+    def __init__(self, store: Store, mode: Mode, *, takes_unkeyed: bool = True) -> None:
         self._store = store
         self._mode = mode
+        self._takes_unkeyed = takes_unkeyed
 
     async def access(self, exchange: Exchange, path_key: str | None) -> Access:
         """Raises `RequestError` with status 401 or 403, and `StoreError`."""
@@ -93,6 +94,13 @@ class Sessions:
         if self._mode in (Mode.TRAIN, Mode.EVAL):
             raise RequestError(
                 "This gateway takes calls with an attempt key only.", status=401, code="missing_attempt_key"
+            )
+        if not self._takes_unkeyed:
+            raise RequestError(
+                "This gateway takes calls with an attempt key only: other machines reach it, and its upstream may ask "
+                "for no key. --unkeyed allow lets others in.",
+                status=401,
+                code="missing_attempt_key",
             )
         given = exchange.header(TRAJECTORY_HEADER)
         if given is not None and not _TRAJECTORY.fullmatch(given):
