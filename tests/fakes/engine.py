@@ -88,6 +88,9 @@ class ScriptedEngine:
         self.prompt_ids: list[int]
         self.delay_s: float
         """Before every default answer."""
+        self.healthy: bool
+        """What ``/health`` says; `probes` counts who asked."""
+        self.probes: int
         self.forget()
         self.port = 0
         self._loop = asyncio.new_event_loop()
@@ -106,20 +109,29 @@ class ScriptedEngine:
         self.sampled = [Sampled()]
         self.prompt_ids = [1, 2, 3]
         self.delay_s = 0.0
+        self.healthy = True
+        self.probes = 0
 
     def __enter__(self) -> Self:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(30)
+        self.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(30)
+        self.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def stop(self) -> None:
+        """Close the port and all connections; `start` opens the same port again."""
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(30)
+
+    def start(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(30)
 
     async def _start(self) -> None:
         app = web.Application(client_max_size=1 << 30)
@@ -135,6 +147,9 @@ class ScriptedEngine:
             await self._runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/health":
+            self.probes += 1
+            return web.Response(status=200 if self.healthy else 503)
         received = Received(
             method=request.method,
             path=request.path,

@@ -58,6 +58,7 @@ class RunningGateway:
 
     def __init__(self, engine: ScriptedEngine, path: Path, **options: Any) -> None:
         self.server = GatewayServer(make_options(engine, path, **options))
+        self._app: Gateway = self.server._gateway
         self.store: Store = self.server.store
         self._at(self.server.port)
         self._thread = threading.Thread(target=self.server.run, name="gateway", daemon=True)
@@ -110,6 +111,9 @@ class RunningGateway:
         raw = socket.create_connection(("127.0.0.1", self.port), timeout=60)
         raw.sendall(b"POST %s HTTP/1.1\r\nhost: gw\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(data)) + data)
         return raw
+
+    def replica_states(self) -> list[Json]:
+        return self._app.replica_states()
 
     def recorded(self, count: int = 1, attempt_id: str = "attempt-1") -> list[Call]:
         """The calls of an attempt, once there are `count`."""

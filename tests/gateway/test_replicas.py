@@ -1,0 +1,339 @@
+"""Several replicas: rollouts keep to one, move when it dies, and everybody is told when there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import anthropic
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes.engine import Answer, ScriptedEngine, json_answer
+from fakes.engine_process import EngineProcess
+from fakes.gateway import CHAT, MESSAGES, wait_for
+from outrider.errors import ConfigError
+from outrider.gateway.replicas import HealthCheck, Replicas
+from outrider.gateway.upstream_errors import Timeouts
+from outrider.types import CallState, Fidelity, Mode
+
+ASK = {"model": "m", "messages": MESSAGES}
+
+
+@pytest.fixture
+def engines():
+    """Three of them."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(ScriptedEngine()) for _ in range(3)]
+
+
+@pytest.fixture
+def gateway(start, engines):
+    with start(mode="train", **options(engines)) as gateway:
+        yield gateway
+
+
+def options(engines, **more):
+    return {"upstream": tuple(engine.base_url for engine in engines), "health_interval_s": 0.05, **more}
+
+
+def states(gateway):
+    return {state["replica"]: state for state in gateway.replica_states()}
+
+
+def by_url(engines, url):
+    return next(engine for engine in engines if engine.base_url == url)
+
+
+def wait_up(gateway, engine, up=True):
+    wait_for(lambda: states(gateway)[engine.base_url]["up"] is up)
+
+
+# -- choosing ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_rollout_keeps_to_one_replica(engines, gateway):
+    for number in range(12):
+        key = gateway.open(f"attempt-{number}")
+        for _ in range(4):
+            assert gateway.chat(key).status == 200
+        calls = gateway.recorded(4, f"attempt-{number}")
+        assert len({call.replica for call in calls}) == 1
+        assert all(call.fidelity is Fidelity.EXACT and call.retries == () for call in calls)
+    served = {engine.base_url: len(engine.received) for engine in engines}
+    assert all(count % 4 == 0 for count in served.values())
+    assert sum(count > 0 for count in served.values()) >= 2
+    found = states(gateway)
+    assert {url: state["calls"] for url, state in found.items()} == served
+    assert sum(state["pinned"] for state in found.values()) == 12
+    assert {state["in_flight"] for state in found.values()} == {0}
+
+
+def test_a_trajectory_without_a_key_keeps_to_one_replica_too(start, engines):
+    with start(mode="record", **options(engines)) as gateway:
+        for _ in range(6):
+            assert gateway.post(CHAT, ASK, {"x-outrider-trajectory": "t1"}).status == 200
+        assert len({call.replica for call in gateway.recorded(6, "trajectory:t1")}) == 1
+        for number in range(12):
+            talk = {"model": "m", "messages": [{"role": "user", "content": f"talk {number}"}]}
+            gateway.post(CHAT, talk)
+            gateway.post(CHAT, talk | {"messages": [*talk["messages"], {"role": "user", "content": "on"}]})
+        calls = [call for call in gateway.store.calls_after(0) if call.attempt_id != "trajectory:t1"]
+        used = {}
+        for call in calls:
+            used.setdefault(call.attempt_id, set()).add(call.replica)
+        assert {len(replicas) for replicas in used.values()} == {1}
+        assert len(set().union(*used.values())) >= 2
+
+
+def test_what_passes_through_is_spread_or_keeps_to_the_trajectory_it_names(start, engines):
+    with start(mode="passthrough", **options(engines)) as gateway:
+        for _ in range(6):
+            assert gateway.post(CHAT, ASK).status == 200
+        assert [len(engine.received) for engine in engines] == [2, 2, 2]
+        for _ in range(6):
+            gateway.post(CHAT, ASK, {"x-outrider-trajectory": "t1"})
+        assert sorted(len(engine.received) for engine in engines) == [2, 2, 8]
+
+
+def make(count, fall=2):
+    urls = [f"http://replica-{number}:8000" for number in range(count)]
+    return Replicas(urls, Timeouts(), HealthCheck(fall=fall))
+
+
+async def test_gateways_that_know_nothing_of_each_other_choose_alike():
+    one, other = make(5), make(5)
+    try:
+        for number in range(200):
+            assert one.choose(f"a{number}").name == other.choose(f"a{number}").name
+    finally:
+        one.close()
+        other.close()
+
+
+async def test_rollouts_of_a_dead_replica_are_spread_and_the_others_stay():
+    replicas = make(5)
+    try:
+        before = {f"a{number}": replicas.choose(f"a{number}") for number in range(200)}
+        dead = before["a0"]
+        dead.up = False
+        after = {pin: replicas.choose(pin) for pin in before}
+        assert all(after[pin] is before[pin] for pin in before if before[pin] is not dead)
+        moved = [pin for pin in before if before[pin] is dead]
+        assert len({after[pin] for pin in moved}) == 4
+        dead.up = True
+        assert all(replicas.choose(pin) is after[pin] for pin in before)  # and not back again
+        assert replicas.moved == len(moved)
+    finally:
+        replicas.close()
+
+
+@given(st.lists(st.integers(0, 50), min_size=2, max_size=8), st.text(min_size=1))
+def test_a_new_rollout_never_goes_to_a_replica_far_above_the_mean(loads, pin):
+    replicas = make(len(loads))
+    replicas.watch = lambda: None  # there is no event loop here
+    for replica, load in zip(replicas._all, loads, strict=True):
+        replica.upstream.in_flight = load
+    chosen = replicas.choose(pin).upstream.in_flight
+    assert chosen < 1.25 * (sum(loads) + 1) / len(loads) + 1
+
+
+def test_many_rollouts_at_once_are_spread_evenly(engines, gateway):
+    gate = threading.Event()
+    for engine in engines:
+        engine.answers.extend(Answer(chunks=[b"", b"x"], gate=gate) for _ in range(30))
+    keys = [gateway.open(f"attempt-{number}") for number in range(30)]
+    with ThreadPoolExecutor(30) as pool:
+        futures = [pool.submit(gateway.chat, key) for key in keys]
+        wait_for(lambda: sum(len(engine.received) for engine in engines) == 30)
+        assert max(len(engine.received) for engine in engines) <= 13  # 1.25 times 10, rounded up
+        gate.set()
+        for future in futures:
+            future.result(60)
+
+
+@pytest.mark.parametrize("upstream", [(), "", "http://a,http://a", ("http://a", "http://b/v1", "http://b/")])
+def test_no_replica_or_one_twice_is_refused(start, upstream):
+    with pytest.raises(ConfigError, match=r"upstream: .*once"):
+        start(upstream=upstream)
+
+
+# -- health ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_rollout_moves_when_its_replica_dies_and_does_not_go_back(start, engines):
+    with start(mode="train", upstream_retries=2, **options(engines)) as gateway:
+        key = gateway.open()
+        gateway.chat(key)
+        home = gateway.call().replica
+        by_url(engines, home).stop()
+        assert gateway.chat(key).status == 200  # the agent notices nothing
+        wait_up(gateway, by_url(engines, home), up=False)
+        gateway.chat(key)
+        moved_to = gateway.recorded(3)[-1].replica
+        assert moved_to != home
+        by_url(engines, home).start()
+        wait_up(gateway, by_url(engines, home))
+        for _ in range(3):
+            assert gateway.chat(key).status == 200
+        assert [call.replica for call in gateway.recorded(6)][2:] == [moved_to] * 4
+        assert {call.state for call in gateway.recorded(6)} == {CallState.COMPLETE}
+        assert states(gateway)[home]["times_down"] == 1
+
+
+def test_a_replica_that_says_it_is_ill_gets_no_calls_until_it_is_well(engines, gateway):
+    ill = engines[0]
+    gateway.chat(gateway.open("first"))
+    ill.healthy = False
+    wait_up(gateway, ill, up=False)
+    before = len(ill.received)
+    for number in range(12):
+        assert gateway.chat(gateway.open(f"attempt-{number}")).status == 200
+    assert len(ill.received) == before
+    ill.healthy = True
+    wait_up(gateway, ill)
+    for number in range(12, 40):
+        gateway.chat(gateway.open(f"attempt-{number}"))
+    assert len(ill.received) > before
+
+
+def test_a_killed_process_costs_a_call_that_has_not_begun_nothing(start):
+    with (
+        EngineProcess(delay_s=20) as slow,
+        ScriptedEngine() as other,
+        start(mode="train", upstream_retries=2, **options([slow, other])) as gateway,
+    ):
+        pins = [f"attempt-{number}" for number in range(40)]
+        homes = {}
+        for pin in pins:  # some of them live on the process
+            raw = gateway.open_socket(f"/s/{gateway.open(pin)}{CHAT}", ASK)
+            wait_for(lambda pin=pin: len(gateway.store.calls(pin)) or states(gateway)[slow.base_url]["in_flight"])
+            homes[pin] = not gateway.store.calls(pin)
+            if homes[pin]:
+                break
+            raw.close()
+        assert homes[pin], "no rollout went to the process"
+        slow.kill()
+        answer = raw.recv(65536)
+        raw.close()
+        assert answer.startswith(b"HTTP/1.1 200")
+        (call,) = gateway.recorded(1, pin)
+        assert (call.state, call.fidelity, call.replica) == (CallState.COMPLETE, Fidelity.EXACT, other.base_url)
+        (retry,) = call.retries
+        assert (retry.replica, retry.status) == (slow.base_url, 0)
+        assert "closed the connection" in retry.error
+
+
+def test_one_upstream_is_left_alone_while_it_is_up(engine, start):
+    with start(mode="train", health_interval_s=0.02) as gateway:
+        key = gateway.open()
+        for _ in range(5):
+            gateway.chat(key)
+        assert engine.probes == 0
+        engine.stop()
+        assert [gateway.chat(key).status for _ in range(3)] == [502, 503, 503]
+        engine.start()
+        wait_up(gateway, engine)
+        assert gateway.chat(key).status == 200
+        probes = engine.probes
+        assert probes >= 1
+        gateway.chat(key)
+        assert engine.probes == probes
+
+
+def test_an_upstream_without_a_health_route_is_up_if_it_answers(engine, start):
+    with start(mode="train", health_interval_s=0.02, health_path="/nothing/here") as gateway:
+        key = gateway.open()
+        engine.stop()
+        assert [gateway.chat(key).status for _ in range(2)] == [502, 503]
+        engine.start()
+        wait_up(gateway, engine)
+        assert gateway.chat(key).status == 200
+
+
+# -- nobody is there ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_with_every_replica_down_each_protocol_is_told_at_once_and_they_are_found_again(start, engines, streamed):
+    with start(mode="train", health_rise=3, **options(engines)) as gateway:
+        url = f"{gateway.base_url}/s/{gateway.open()}"
+        for engine in engines:
+            engine.stop()
+        gateway.chat(gateway.open("first"))
+        for engine in engines:
+            wait_up(gateway, engine, up=False)
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as gpt:
+            for ask in (
+                lambda: gpt.chat.completions.create(model="m", messages=MESSAGES, stream=streamed),
+                lambda: gpt.completions.create(model="m", prompt="Hi", stream=streamed),
+                lambda: gpt.responses.create(model="m", input="Hi", stream=streamed),
+            ):
+                with pytest.raises(openai.InternalServerError, match="no replica is up") as caught:
+                    ask()
+                assert caught.value.status_code == 503
+                assert caught.value.code == "upstream_unavailable"
+                assert caught.value.response.headers["retry-after"] == "1"
+        with anthropic.Anthropic(base_url=url, api_key="k", max_retries=0) as claude:
+            with pytest.raises(anthropic.InternalServerError, match="no replica is up") as caught:
+                claude.messages.create(model="m", max_tokens=9, messages=MESSAGES, stream=streamed)
+            assert caught.value.status_code == 503
+            assert caught.value.response.headers["retry-after"] == "1"
+        for call in gateway.recorded(4):
+            assert (call.state, call.status) == (CallState.FAILED, 503)
+            assert call.error.startswith("upstream_unavailable: ")
+            assert call.fidelity is not Fidelity.EXACT
+        assert gateway.client.health()["in_flight"] == 0
+        engines[1].start()
+        wait_up(gateway, engines[1])
+        assert gateway.chat(gateway.open("later"), stream=streamed).status == 200
+        assert gateway.call("later").replica == engines[1].base_url
+
+
+def test_the_sdks_own_retries_live_through_it(start, engine):
+    with start(mode="train", health_interval_s=0.05) as gateway:
+        key = gateway.open()
+        engine.stop()
+        assert [gateway.chat(key).status for _ in range(3)] == [502, 503, 503]
+        wake = threading.Timer(0.5, engine.start)
+        wake.start()
+        with openai.OpenAI(base_url=f"{gateway.base_url}/s/{key}/v1", api_key="k", max_retries=5) as client:
+            assert client.chat.completions.create(**ASK).choices[0].finish_reason == "stop"
+        wake.join()
+
+
+def test_in_passthrough_another_replica_takes_what_one_never_got(start, engines):
+    with start(mode="passthrough", upstream_retries=2, **options(engines)) as gateway:
+        engines[0].stop()
+        engines[1].stop()
+        for _ in range(6):
+            assert gateway.post(CHAT, ASK).status == 200
+        assert len(engines[2].received) == 6
+
+
+def test_a_client_that_leaves_says_nothing_about_the_replica(start, engines):
+    with start(mode="train", **options(engines[:2])) as gateway:
+        for number in range(4):
+            for engine in engines[:2]:
+                engine.answers.append(Answer(delay_s=60))
+            raw = gateway.open_socket(f"/s/{gateway.open(f'attempt-{number}')}{CHAT}", ASK)
+            wait_for(lambda number=number: sum(len(engine.received) for engine in engines[:2]) == number + 1)
+            raw.close()
+            assert gateway.call(f"attempt-{number}").state is CallState.CANCELLED
+        assert Counter(state["up"] for state in states(gateway).values()) == {True: 2}
+        assert {state["failures"] for state in states(gateway).values()} == {0}
+
+
+def test_an_error_that_is_an_answer_leaves_a_replica_up(start, engines):
+    with start(mode="train", **options(engines[:2])) as gateway:
+        key = gateway.open()
+        for engine in engines[:2]:
+            engine.answers.extend(json_answer({"error": {"message": "no"}}, status=500) for _ in range(5))
+        assert {gateway.chat(key).status for _ in range(5)} == {500}
+        assert all(state["up"] for state in states(gateway).values())
+        assert len({call.replica for call in gateway.recorded(5)}) == 1
+        assert gateway.post(f"/s/{gateway.open('a', mode=Mode.RECORD)}{CHAT}", ASK).status in (200, 500)
