@@ -116,8 +116,9 @@ class Exchange:
 
     def unwatch(self) -> None:
         self._on_gone = None
-        if self._watcher is not None:
-            self._watcher.cancel()
+        watcher, self._watcher = self._watcher, None  # else a circle, in which bodies wait for the garbage collector
+        if watcher is not None:
+            watcher.cancel()
 
     async def unless_gone(self, waiting: Coroutine[None, None, None]) -> None:
         """Wait for something else than the upstream, between `watch` and `unwatch`. Raises `ClientGone` at once when
