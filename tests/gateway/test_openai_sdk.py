@@ -7,7 +7,7 @@ import threading
 import openai
 import pytest
 
-from fakes.engine import Sampled, ScriptedEngine, chunk, stream
+from fakes.engine import Sampled, ScriptedEngine, chunk, entries, plain, stream, usage
 from fakes.process import GatewayProcess
 from outrider.keys import hash_key, new_key
 from outrider.stores.sqlite import SqliteStore
@@ -178,3 +178,28 @@ def test_its_default_retries_live_through_a_pause(client, gateway, exact):
     wake.join()
     assert reply.choices[0].message.content == Sampled().text
     exact()
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_S13_reasoning_under_any_name_reaches_the_agent_and_the_store_and_comes_back(
+    client, engine, exact, name, streamed
+):
+    said = {"role": "assistant", "content": "Hi"} | {name: "hm"}
+    if streamed:
+        engine.answers.append(
+            stream(
+                chunk({"role": "assistant"}) | {"prompt_token_ids": [1]},
+                chunk(said, token_ids=[5], logprobs=entries(-1.0), finish_reason="stop"),
+                usage(1, 1),
+            )
+        )
+        parts = list(client.chat.completions.create(model="policy", messages=MESSAGES, stream=True))
+        shown = parts[1].choices[0].delta.to_dict()
+    else:
+        engine.answers.append(plain({"message": said, "token_ids": [5, 6], "logprobs": entries(-1.0, -2.0)}))
+        shown = client.chat.completions.create(model="policy", messages=MESSAGES).choices[0].message.to_dict()
+    assert shown[name] == "hm"
+    assert f'"{name}": "hm"'.encode() in exact()[0].response
+    client.chat.completions.create(model="policy", messages=[*MESSAGES, shown, *MESSAGES])
+    assert engine.received[1].json["messages"][1][name] == "hm"

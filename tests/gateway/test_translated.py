@@ -132,6 +132,30 @@ def test_A07_tokens_are_counted_and_nothing_is_recorded(engine, gateway, claude)
 
 
 @STREAMED
+def test_A07_beta_queries_headers_system_blocks_and_images_are_no_hindrance(engine, gateway, claude, streamed):
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+    asked = {
+        **ASK,
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "go"}, image]}],
+        "system": [{"type": "text", "text": "S", "cache_control": {"type": "ephemeral"}}],
+        "tools": [TOOL],
+    }
+    betas = ["interleaved-thinking-2025-05-14", "of-the-future-2031-01-01"]
+    counted = claude.beta.messages.count_tokens(
+        model="claude-x", betas=betas, **{name: asked[name] for name in ("messages", "system", "tools")}
+    )
+    answer = claude.beta.messages.create(**asked, betas=betas, stream=streamed)
+    if streamed:
+        started = next(event for event in answer if event.type == "message_start")
+        assert started.message.usage.input_tokens == counted.input_tokens == 3
+    else:
+        assert answer.usage.input_tokens == counted.input_tokens == 3
+    assert engine.received[0].json["messages"] == engine.received[1].json["messages"]
+    assert "anthropic-beta" not in engine.received[1].headers
+    assert [model.id for model in claude.models.list()] == ["policy"]
+
+
+@STREAMED
 def test_R11_a_long_prompt_is_told_in_anthropics_words(engine, gateway, claude, streamed):
     engine.answers.append(json_answer(OVERFLOW, status=400))
     with pytest.raises(anthropic.BadRequestError, match="input length and `max_tokens` exceed context limit: 7"):
