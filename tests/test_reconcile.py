@@ -140,6 +140,20 @@ def test_rewards_of_single_calls_are_kept_beside_that_of_the_attempt(make, store
     ]
 
 
+def test_a_slow_judge_keeps_no_agent_waiting(make):
+    release = threading.Event()
+    reconciler = make(reward=lambda episode: float(release.wait(60)), concurrency=1)
+    reconciler.submit(rollouts(3))
+    while len(reconciler.executor.launches) < 3:
+        reconciler.tick()
+    assert reconciler.executor.peak == 1
+    assert reconciler.take() == []
+    release.set()
+    while not reconciler.idle:
+        reconciler.tick()
+    assert [rollout.reward for rollout in reconciler.take()] == [1.0] * 3
+
+
 @pytest.mark.parametrize("stage", ["queued", "running", "scoring", "ended"])
 def test_what_is_abandoned_ends_wherever_it_stands_and_the_rest_goes_on(make, store, stage):
     release = threading.Event()

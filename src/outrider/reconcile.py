@@ -118,7 +118,8 @@ class Reconciler:
             raise Interrupted("stopped on request")
         self.check()
         available = self.available()
-        while available and self._queue and len(self._running) < self.concurrency:
+        # An attempt that is being scored takes no place: a slow judge must not keep agents waiting.
+        while available and self._queue and len(self._running) - len(self._scoring) < self.concurrency:
             self._start(self._queue.popleft())
         if not available and not self._running:
             self.stop.wait(0.1)
