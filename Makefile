@@ -5,13 +5,16 @@ BIN    := $(VENV)/bin
 SEED   ?= 0
 ARGS   ?=
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PARITY ?= .venv-parity
+PARITY_PIP := $(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help quickstart test test-fast harnesses lint format bench clean
+.PHONY: help quickstart test test-fast parity harnesses lint format bench clean
 
 help:
 	@echo "make quickstart   train a real 135M model through an unchanged agent (SEED=0)"
 	@echo "make test         all tests, with the real model"
 	@echo "make test-fast    tests that need no model"
+	@echo "make parity       estimators and losses against verl and TRL (installs 1.7 GB)"
 	@echo "make harnesses    18 real agent harnesses through the gateway (installs 5 GB; before a release)"
 	@echo "make lint         ruff, mypy, import contracts"
 	@echo "make bench        the measurements of bench/RESULTS.md (see bench/README.md)"
@@ -37,11 +40,23 @@ quickstart: $(VENV)/train.stamp
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest
 
+# Others' algorithms, in an environment of their own: they pin what this project does not.
+$(PARITY)/stamp: tests/parity/requirements.txt tests/parity/references.txt
+	test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
+	@echo "installing verl and TRL to compare with, some minutes the first time"
+	$(PARITY_PIP) torch==2.13.0
+	$(PARITY_PIP) -r tests/parity/requirements.txt
+	$(PARITY_PIP) --no-deps -r tests/parity/references.txt
+	@touch $@
+
+parity: $(PARITY)/stamp
+	PYTHONPATH=src $(PARITY)/bin/python -m pytest -c tests/parity/pytest.ini -p no:cacheprovider tests/parity
+
 test-fast: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m "not model and not harness and not slow"
 
 harnesses: $(VENV)/dev.stamp
-	PYTHONPATH=tests $(BIN)/python -m harnesses.run --turns 20
+	PYTHONPATH=tests $(BIN)/python -m harnesses.run --turns 20 --format qwen3 --arguments both $(ARGS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -57,4 +72,4 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python bench/run_all.py
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(PARITY) build dist .mypy_cache .ruff_cache .pytest_cache

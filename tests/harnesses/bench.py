@@ -39,6 +39,7 @@ class Outcome:
     dialect: Dialect
     label: str
     streamed: bool
+    odd_arguments: bool
     calls: int
     fidelity: dict[str, int]
     prompts: dict[str, int]
@@ -135,6 +136,7 @@ class Bench:
             dialect=variant.dialect,
             label=variant.label,
             streamed=variant.streamed,
+            odd_arguments=self._setting.odd_arguments,
             calls=count,
             fidelity=dict(Counter(call.fidelity.value for call in calls)),
             prompts=dict(Counter(call.continuation for call in calls)),

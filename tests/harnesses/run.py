@@ -52,7 +52,12 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--dialect", type=Dialect, action="append", default=[], help="chat, responses or messages")
     parser.add_argument("--mode", type=Mode, default=Mode.TRAIN, help="train (default), eval, record or passthrough")
     parser.add_argument("--turns", type=int, default=2, help="calls that the task takes (default 2)")
-    parser.add_argument("--odd-arguments", action="store_true", help="the model writes JSON as no serialiser does")
+    parser.add_argument(
+        "--arguments",
+        choices=("plain", "odd", "both"),
+        default="plain",
+        help="the model writes JSON as json.dumps does (default), as no serialiser does, or a run each",
+    )
     parser.add_argument("--thinking", action="store_true", help="the model reasons before each answer")
     parser.add_argument(
         "--tokens", choices=("gateway", "engine"), default="gateway", help="who makes the prompts (default gateway)"
@@ -88,22 +93,25 @@ def wanted(harness: Harness, dialects: Sequence[Dialect]) -> list[Variant]:
 def run_all(runs: Sequence[tuple[Harness, Variant]], options: argparse.Namespace, folder: Path) -> int:
     outcomes: list[Outcome] = []
     installs: dict[str, Installed] = {}
-    setting = Setting(
-        mode=options.mode,
-        tokens=options.tokens,
-        format=options.format,
-        turns=options.turns,
-        odd_arguments=options.odd_arguments,
-        thinking=options.thinking,
-    )
-    with Bench(folder, setting) as bench:
-        for harness, variant in runs:
-            print(f"{harness.name}: {variant.dialect.value}{' streamed' * variant.streamed} …", file=sys.stderr)
-            try:
-                installs[harness.name] = install(harness)
-                outcomes.append(bench.run(harness, variant, installs[harness.name]))
-            except InstallError as error:
-                outcomes.append(not_installed(harness, variant, error))
+    for odd in {"plain": (False,), "odd": (True,), "both": (False, True)}[options.arguments]:
+        setting = Setting(
+            mode=options.mode,
+            tokens=options.tokens,
+            format=options.format,
+            turns=options.turns,
+            odd_arguments=odd,
+            thinking=options.thinking,
+        )
+        place = folder / ("odd" if odd else "plain")
+        place.mkdir()
+        with Bench(place, setting) as bench:
+            for harness, variant in runs:
+                print(f"{harness.name}: {variant.dialect.value}{' streamed' * variant.streamed} …", file=sys.stderr)
+                try:
+                    installs[harness.name] = install(harness)
+                    outcomes.append(bench.run(harness, variant, installs[harness.name]))
+                except InstallError as error:
+                    outcomes.append(not_installed(harness, variant, error, odd=odd))
     table = to_markdown(outcomes, installs)
     print(table, end="")
     if options.markdown:
@@ -113,13 +121,14 @@ def run_all(runs: Sequence[tuple[Harness, Variant]], options: argparse.Namespace
     return 0 if outcomes and all(outcome.ok for outcome in outcomes) else 1
 
 
-def not_installed(harness: Harness, variant: Variant, error: InstallError) -> Outcome:
+def not_installed(harness: Harness, variant: Variant, error: InstallError, *, odd: bool) -> Outcome:
     return Outcome(
         harness=harness.name,
         version=harness.version,
         dialect=variant.dialect,
         label=variant.label,
         streamed=variant.streamed,
+        odd_arguments=odd,
         calls=0,
         fidelity={},
         prompts={},
