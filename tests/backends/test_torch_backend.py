@@ -272,11 +272,13 @@ def test_bfloat16_stays_near_float32_and_masters_take_small_steps(tiny, branchin
     assert (weight != before).float().mean() > 0.4
 
 
-@pytest.mark.parametrize("lora_rank", [0, 4])
-def test_preferred_tokens_become_likelier(tiny, lora_rank, make_row):
+@pytest.mark.parametrize(
+    ("lora_rank", "precision"), [(0, "bfloat16"), (4, "bfloat16"), (0, "bfloat16-stochastic"), (0, "float32")]
+)
+def test_preferred_tokens_become_likelier(tiny, lora_rank, precision, make_row):
     good = make_row([1, 2, 3, 4, 5, 6], [3, 4, 5], advantage=1.0)
     bad = make_row([1, 2, 3, 7, 8, 9], [3, 4, 5], advantage=-1.0)
-    made = backend(tiny, lora_rank=lora_rank, precision="bfloat16")
+    made = backend(tiny, lora_rank=lora_rank, precision=precision)
     before = made.logprobs([good.sample, bad.sample])
     for _ in range(5):
         made.forward_backward([good, bad], LossSpec(name="reinforce"))
@@ -361,6 +363,18 @@ def test_save_before_the_first_step_and_over_an_older_checkpoint(tiny, tmp_path,
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "bfloat16-stochastic"])
+def test_what_is_published_is_bit_for_bit_what_was_computed_with(tiny, tmp_path, precision, branching_rows):
+    made = backend(tiny, precision=precision)
+    for seed in range(3):
+        made.forward_backward(branching_rows(seed), LossSpec())
+        made.optim_step(1e-3)
+    again = transformers.AutoModelForCausalLM.from_pretrained(made.publish(tmp_path / "v1"))
+    for name, parameter in made._model.module.named_parameters():
+        assert parameter.dtype == torch.bfloat16
+        assert torch.equal(parameter, again.get_parameter(name)), name
+
+
 def test_checkpoints_that_do_not_fit_are_refused(tiny, tmp_path, save_tiny_llama):
     made = backend(tiny)
     made.save(tmp_path / "c")
@@ -368,6 +382,8 @@ def test_checkpoints_that_do_not_fit_are_refused(tiny, tmp_path, save_tiny_llama
         made.load(tmp_path / "missing")
     with pytest.raises(RunError, match="another model or of other LoRA settings"):
         backend(tiny, lora_rank=2).load(tmp_path / "c")
+    with pytest.raises(RunError, match=r"another train\.precision: it holds float32, this run bfloat16"):
+        backend(tiny, precision="bfloat16-stochastic").load(tmp_path / "c")
     other = save_tiny_llama(tmp_path / "wider", intermediate_size=128)
     with pytest.raises(RunError, match="has shape"):
         backend(other).load(tmp_path / "c")
@@ -434,6 +450,11 @@ def test_bad_rows_are_refused(tiny, make_row):
         made.forward_backward([row], LossSpec(name="nope"))
     with pytest.raises(BatchError, match="vocabulary"):
         made.forward_backward([make_row([1, 2, 300], [1])], LossSpec())
+
+
+def test_a_precision_that_does_not_exist_is_a_clear_error(tiny):
+    with pytest.raises(ConfigError, match=r"train\.precision.*float16.*Known: float32, bfloat16, bfloat16-stochastic"):
+        backend(tiny, precision="float16")
 
 
 def test_no_model_is_a_clear_error(tmp_path):

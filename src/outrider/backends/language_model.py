@@ -59,6 +59,7 @@ class LanguageModel:
     ) -> None:
         self.device = device
         self.module = load_model(path, dtype).to(device)
+        self.vocabulary: int = self.module.config.get_text_config().vocab_size
         for module in self.module.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
@@ -153,7 +154,7 @@ class LanguageModel:
         """Switch to tree attention if the model gives the same log-probs with it as without."""
         config = self.module.config
         standard = config._attn_implementation
-        samples = _probes(config.get_text_config().vocab_size)
+        samples = _probes(self.vocabulary)
         self.packed = False
         reason = unsupported_layers(config)
         with torch.no_grad(), _in_float32(self.module):

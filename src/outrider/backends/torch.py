@@ -110,7 +110,7 @@ class TorchBackend:
         """Accumulate the gradient of ``sum(weights * loss)``; see `outrider.protocols.Backend`."""
         _named(loss.name, LOSSES, "train.loss")
         rows = [row for row in rows if row.sample.loss_mask.any()]
-        check_rows(rows, loss, self._model.module.config.vocab_size, critic=self._model.value_head is not None)
+        check_rows(rows, loss, self._model.vocabulary, critic=self._model.value_head is not None)
         statistics = Statistics()
         for batch in self._micro_batches([row.sample for row in rows]):
             scores = self._model.score(batch)
@@ -147,7 +147,7 @@ class TorchBackend:
         found = [np.zeros(len(sample.token_ids), dtype=np.float32) for sample in samples]
         kept = [index for index, sample in enumerate(samples) if sample.loss_mask.any()]
         for index in kept:
-            check_sample(samples[index], self._model.module.config.vocab_size)
+            check_sample(samples[index], self._model.vocabulary)
         for batch in self._micro_batches([samples[index] for index in kept]):
             values = score(batch).cpu().numpy()
             for local in np.unique(batch.row):
