@@ -78,10 +78,12 @@ def test_answers_whose_prompt_was_made_here_are_found_too(start, tmp_path, strea
         with start(**options) as gateway:
             key = gateway.open()
             first = respond(gateway, key, streamed, input="go")
-        with start(**options) as gateway:
-            respond(gateway, key, streamed, input="more", previous_response_id=first.id)
-            calls = gateway.recorded(2)
-    assert [call.continuation for call in calls] == ["opened", "continued"]
+        last = first.id
+        for turn in range(2, 5):
+            with start(**options) as gateway:
+                last = respond(gateway, key, streamed, input="more", previous_response_id=last).id
+                calls = gateway.recorded(turn)
+    assert [call.continuation for call in calls] == ["opened", "continued", "continued", "continued"]
 
 
 def test_a_response_that_nobody_gave_is_404_in_openais_shape(engine, gateway):

@@ -31,7 +31,7 @@ from outrider.gateway.operations import ROUTES, Operations
 from outrider.gateway.options import GatewayOptions, check_options
 from outrider.gateway.relay import Relay
 from outrider.gateway.replicas import make_replicas
-from outrider.gateway.sessions import Sessions
+from outrider.gateway.sessions import Sessions, owner_of
 from outrider.protocols import Store
 from outrider.types import Json, Mode
 from outrider.wire import Dialect, TokenCounter
@@ -173,7 +173,7 @@ class Gateway:
         if exchange.method != "POST":
             raise RequestError("Feedback takes POST only.", status=405, code="method_not_allowed")
         session = await self._sessions.for_feedback(exchange, key)
-        self._limits.take(f"attempt:{session.attempt_id}")
+        self._limits.take(owner_of(session.attempt_id))
         answer = await self._feedback.from_agent(session, await exchange.body(MAX_BODY_BYTES))
         await exchange.respond(200, [JSON_TYPE], msgspec.json.encode(answer))
 

@@ -64,7 +64,7 @@ class Sessions:
             attempt_id=session.attempt_id,
             overrides=session.sampling,
             keyed=True,
-            owner=f"attempt:{session.attempt_id}",
+            owner=owner_of(session.attempt_id),
             credentials=credentials,
         )
 
@@ -111,6 +111,11 @@ class Sessions:
             owner="key:" + hashlib.sha256("\0".join(credentials).encode()).hexdigest(),
             credentials=credentials,
         )
+
+
+def owner_of(attempt_id: str) -> str:
+    """`Access.owner` of the calls on an attempt's key."""
+    return f"attempt:{attempt_id}"
 
 
 def is_attempt_key(value: bytes) -> bool:

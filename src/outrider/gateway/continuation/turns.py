@@ -28,6 +28,7 @@ from outrider.gateway.continuation.request import (
 )
 from outrider.gateway.continuation.told import told_answers
 from outrider.gateway.counters import Counters
+from outrider.gateway.sessions import owner_of
 from outrider.protocols import Store
 from outrider.types import Break, Call, CallState, Fidelity, Json
 from outrider.wire import Dialect, Renderer, ReplyReader, UpstreamRequest
@@ -196,7 +197,9 @@ class Continuation:
             if call.id in known or dialect is None or not _usable(call) or call.prompt_ids is None:
                 continue
             try:
-                prepared = dialect.prepare(dialect.parse(call.request), overrides={}, tokens=True)
+                request = dialect.parse(call.request)
+                owner = owner_of(attempt_id)  # it may name an earlier answer, which the dialect has been told by now
+                prepared = dialect.prepare(request, overrides={}, tokens=True, owner=owner, call_id=call.id)
                 asked = self._read(prepared, answered=True)
             except (LeftToEngine, RequestError):
                 continue
