@@ -77,6 +77,7 @@ class Agents:
         self._changed = threading.Condition()
         self._paused_at: float | None = None
         self._skipped = 0.0
+        self.ran_s = 0.0
         self.version = 0
         self.versions: dict[str, int] = {}
 
@@ -104,6 +105,7 @@ class Agents:
         return [self._end(attempt_id) for attempt_id in ended]
 
     def _end(self, attempt_id: str) -> Exit:
+        self.ran_s += self._bench.seconds(attempt_id)
         self._store.append_call(a_call(attempt_id)).result()
         return Exit(attempt_id=attempt_id, exit_code=0, signal=None)
 
@@ -204,6 +206,7 @@ class Bench:
                     time.sleep(self.train_s)
                 agents.version += 1
             wall = time.monotonic() - began
+        sampling_s = wall - (args.steps * self.train_s if mode == "collocated" else 0.0)
         ideal = self.ideal(mode, consumed)
         return {
             "mode": mode,
@@ -214,6 +217,7 @@ class Bench:
             "idle_s": sum(idle) / args.steps,
             "ideal_s": ideal / args.steps,
             "idle_share": sum(idle) / wall,
+            "places_used": agents.ran_s / (args.concurrency * sampling_s),
             "lag": statistics.fmean(lags),
             "dropped_under_way": dropped["under way"],
             "dropped_when_taken": dropped["when taken"],
@@ -273,14 +277,18 @@ def a_call(attempt_id: str) -> Call:
 
 
 def print_table(found: list[dict[str, Any]]) -> None:
-    print("\nSeconds are means a step; dropped groups were too old, under way or when they were taken.\n")
-    print("| training | schedule | ahead | step, s | trainer idle, s | ideal, s | idle | lag, versions | dropped |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(
+        "\nSeconds are means a step. Places: how much of the time in which agents may run they were in use, by rollouts"
+    )
+    print("that ended. Dropped groups were too old, under way or when they were taken.\n")
+    print("| training | schedule | ahead | step, s | trainer idle, s | ideal, s | idle | places | lag | dropped |")
+    print("|---" * 10 + "|")
     for one in found:
         dropped = f"{one['dropped_under_way']} + {one['dropped_when_taken']}"
         print(
             f"| {one['train']:g}x ({one['train_s']:.2f} s) | {one['mode']} | {one['ahead']} | {one['step_s']:.3f} |"
-            f" {one['idle_s']:.3f} | {one['ideal_s']:.3f} | {one['idle_share']:.0%} | {one['lag']:.2f} | {dropped} |"
+            f" {one['idle_s']:.3f} | {one['ideal_s']:.3f} | {one['idle_share']:.0%} |"
+            f" {one['places_used']:.0%} | {one['lag']:.2f} | {dropped} |"
         )
 
 

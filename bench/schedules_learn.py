@@ -4,7 +4,7 @@ python bench/schedules_learn.py --out runs/schedules --plot schedules.png
 
 A finished run folder is read, not run again. `--set` changes keys of all runs, as for a quick look:
 
-python bench/schedules_learn.py --seeds 1 --set train.steps=2 --set train.groups=2 --set train.group_size=2 --set eval.limit=4
+python bench/schedules_learn.py --set train.steps=2 --set train.groups=2 --set train.group_size=2 --set eval.limit=4
 """
 
 from __future__ import annotations
@@ -72,10 +72,9 @@ def lag(before: dict[str, Any] | None, step: dict[str, Any]) -> int:
 
 
 def print_tables(found: list[dict[str, Any]]) -> None:
-    print(
-        "\n| schedule | seed | greedy before | greedy after (95%) | sampled after | step, s | waits, s | lag, most | dropped |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
+    heads = "schedule | seed | greedy before | greedy after (95%) | sampled after | step, s | waits, s | lag | dropped"
+    print(f"\n| {heads} |")
+    print("|---" * 9 + "|")
     for run in found:
         after = run["after"]
         print(
