@@ -205,6 +205,7 @@ class OpenAIReader:
         self._prompt_ids: Ids | None = None
         self._usage: Usage | None = None
         self._problem = ""
+        self._unreadable = False
         self.terminal = False
         self.error = ""
 
@@ -218,12 +219,17 @@ class OpenAIReader:
 
     def event(self, event: Event) -> bytes:
         data = event.data
+        if self._gave_up():
+            return b""  # the agent was told, and an end after that would be taken for a clean one
         if data == DONE:
             self.terminal = True
             return event.raw
         if not data:
             return event.raw
         known = self._take(data)
+        if self._gave_up():
+            self.error = f"an event of its stream cannot be read: {self._problem}"
+            return self.fail(502, f"Upstream: {self.error}.")
         if known is not None and known.only_usage and USAGE in self._hidden:
             return b""
         kept = self._shown(data, known)
@@ -231,6 +237,10 @@ class OpenAIReader:
             return event.raw
         name = b"event: " + event.name + b"\n" if event.name else b""
         return name + b"data: " + kept + b"\n\n"
+
+    def _gave_up(self) -> bool:
+        """An event came that no client can read."""
+        return self._unreadable
 
     def end(self) -> bytes:
         return b""
@@ -259,6 +269,8 @@ class OpenAIReader:
     def _take(self, data: bytes) -> Known | None:
         """Read one JSON object; returns what it had, None where it is no reply as we know them."""
         try:
+            if not data.isascii():
+                data.decode()  # the parser checks no string that it skips
             reply = self._reply.decode(data)
         except msgspec.ValidationError as error:
             self._problem = self._problem or f"a field of the reply has another type: {error}"
@@ -313,8 +325,9 @@ class OpenAIReader:
         try:
             reply = json.loads(data)
         except (ValueError, RecursionError):
-            return
+            reply = None
         if not isinstance(reply, dict):
+            self._unreadable = True
             return
         if reply.get("error"):
             self.error = _error_text(reply["error"])

@@ -14,6 +14,7 @@ import numpy as np
 from outrider.types import Choice, Fidelity, FloatArray, IntArray, Usage
 from outrider.wire import ReplyTokens, SampledChoice
 
+ROUNDING = 1e-3  # how far above 0 an engine's arithmetic may put a log-prob
 _NO_IDS: IntArray = np.zeros(0, dtype=np.int32)
 
 
@@ -90,6 +91,8 @@ def _choice_problem(choice: SampledChoice, token_ids: IntArray | None, logprobs:
         return f"lengths: {where} has {len(token_ids)} token ids and {len(logprobs)} log-probs"
     if not np.isfinite(logprobs).all():
         return f"log-probs: an entry of {where} is null or not finite"
+    if np.maximum.reduce(logprobs) > ROUNDING:
+        return f"log-probs: an entry of {where} is above 0"
     if choice.finish_reason is None:
         return f"unfinished: {where} has no finish_reason"
     return ""

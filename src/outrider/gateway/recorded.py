@@ -173,9 +173,8 @@ class RecordedCall:
             if shown:
                 await self._exchange.write(shown)
             data = await call.chunk()
-        shown = self._read_events(splitter.end(), held)
-        if shown:
-            await self._exchange.write(shown)
+        # An event without its blank line: what is sent after it would become a part of it, so it waits for the verdict.
+        held.insert(0, self._read_events(splitter.end(), held))
 
     def _read_events(self, events: list[Event], held: list[bytes]) -> bytes:
         """Read `events`; returns what the agent gets now and puts what has to wait for the commit into `held`."""

@@ -1,0 +1,100 @@
+"""Upstreams that break off, go silent or lie inside a stream: told to the agent, recorded as failed."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fakes.engine import Answer, chunk, entries, plain, raw_stream, sse, usage
+from fakes.gateway import CHAT, MESSAGES, wait_for
+from outrider import trajectory
+from outrider.gateway.sse import EventSplitter
+from outrider.types import CallState, Fidelity, Mode
+
+FIRST = chunk({"content": "a"}, token_ids=[5], logprobs=entries(-1.0)) | {"prompt_token_ids": [1]}
+LAST = chunk({"content": "c"}, token_ids=[7], logprobs=entries(-3.0), finish_reason="stop")
+HEAD, END, DONE = sse(FIRST, LAST)
+MODES = pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.RECORD])
+
+
+def told(got):
+    """The error that an agent reads in a stream, which has no [DONE] then."""
+    events = [event.data for event in EventSplitter().feed(got.body) if event.data]
+    assert b"[DONE]" not in events
+    return json.loads(events[-1])["error"]["message"]
+
+
+@MODES
+@pytest.mark.parametrize("rest", [b"d", b"data", b"data: ", b"data: {", END.rstrip(), b"event: x", b"x\n", b": ping"])
+def test_S09_an_error_after_half_an_event_is_an_event_of_its_own(engine, gateway, mode, rest):
+    engine.answers.append(raw_stream(HEAD, rest if rest != END.rstrip() else rest.replace(b'"stop"', b"null")))
+    got = gateway.chat(gateway.open(mode=mode), stream=True)
+    assert told(got)
+    assert gateway.call().state is CallState.FAILED
+
+
+@MODES
+def test_a_last_event_without_its_blank_line_still_ends_the_stream(engine, gateway, mode):
+    engine.answers.append(raw_stream(HEAD, END, DONE.rstrip()))
+    got = gateway.chat(gateway.open(mode=mode), stream=True)
+    assert got.body.endswith(b"data: [DONE]")
+    assert gateway.call().state is CallState.COMPLETE
+
+
+GARBAGE = {
+    "no JSON": b"data: {broken\n\n",
+    "bad UTF-8": b'data: {"choices": [{"index": 0, "delta": {"content": "\xff"}}]}\n\n',
+    "bad UTF-8 elsewhere": b'data: {"choices": [{"index": 0, "delta": {}}], "x": "\xc3"}\n\n',
+    "a number": b"data: 5\n\n",
+    "a list": b"data: []\n\n",
+    "too deep": b'data: {"x": ' + b"[" * 100_000 + b"\n\n",
+}
+
+
+@MODES
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
+def test_an_event_that_nobody_can_read_fails_the_stream(engine, gateway, mode, garbage):
+    engine.answers.append(raw_stream(HEAD, garbage, END, sse(usage(1, 2))[0], DONE))
+    got = gateway.chat(gateway.open(mode=mode), stream=True)
+    assert "cannot be read" in told(got)
+    call = gateway.call()
+    assert call.state is CallState.FAILED
+    assert call.fidelity is not Fidelity.EXACT
+    assert garbage in call.response
+
+
+@MODES
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])
+def test_a_plain_answer_that_is_no_UTF_8_is_no_answer(engine, gateway, mode, path):
+    good = plain({"token_ids": [5, 6], "logprobs": entries(-1.0, -2.0)}).chunks[0]
+    engine.answers.append(Answer(chunks=[good.replace(b'"content": "x"', b'"content": "\xff"')]))
+    asked = {"model": "policy", "max_tokens": 5, "messages": MESSAGES, "input": "Hi"}
+    got = gateway.post(f"/s/{gateway.open(mode=mode)}{path}", asked)
+    assert got.status == 502
+    assert gateway.call().state is CallState.FAILED
+
+
+@pytest.mark.parametrize(("logprob", "fidelity"), [(0.5, Fidelity.BROKEN), (1e-6, Fidelity.EXACT)])
+def test_log_probs_above_0_keep_one_call_out_and_not_its_whole_trajectory(engine, gateway, logprob, fidelity):
+    engine.answers.append(plain({"token_ids": [5, 6], "logprobs": entries(-1.0, logprob)}))
+    key = gateway.open()
+    gateway.chat(key)
+    gateway.chat(key)
+    calls = gateway.recorded(2)
+    assert [call.fidelity for call in calls] == [fidelity, Fidelity.EXACT]
+    trajectory.build(calls)
+
+
+def test_a_client_that_leaves_an_upstream_that_never_ends_leaves_nothing_behind(engine, gateway):
+    engine.answers.append(raw_stream(HEAD, END, DONE, end="hang"))
+    raw = gateway.open_socket(f"/s/{gateway.open()}{CHAT}", {"messages": MESSAGES, "stream": True})
+    received = b""
+    while b'"stop"' not in received:
+        received += raw.recv(4096)
+    raw.close()
+    wait_for(lambda: gateway.client.health()["in_flight"] == 0)
+    call = gateway.call()
+    assert call.state is CallState.COMPLETE
+    np.testing.assert_array_equal(call.choices[0].token_ids, [5, 7])
