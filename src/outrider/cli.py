@@ -176,6 +176,7 @@ def train_to_end(config: configuration.RunConfig, root: Path) -> None:
         seed=config.seed,
         model=config.model.path,
         steps=config.train.steps,
+        best=result["best"],
     )
     with assemble.opened(folder) as store:
         page = write_report(folder.root, store, tokenizer=assemble.tokenizer(folder))

@@ -93,7 +93,7 @@ class Trainer:
         self._began = time.monotonic()
 
     def run(self) -> Json:
-        """Train to the end. Returns ``{"before", "after", "wall_s"}``. Raises `RunError` and `Interrupted`."""
+        """Train to the end. Returns ``{"before", "after", "wall_s", "best"}``. Raises `RunError` and `Interrupted`."""
         try:
             with self._scheduler(self._restore()) as scheduler:
                 before = self._evaluate("before", scheduler)
@@ -106,7 +106,7 @@ class Trainer:
                 after = self._evaluate("after", scheduler)
         finally:
             self._saver.shutdown(wait=True)  # a checkpoint that was begun is worth a few seconds
-        return {"before": before, "after": after, "wall_s": self._wall()}
+        return {"before": before, "after": after, "wall_s": self._wall(), "best": self.parts.folder.best()}
 
     # -- one step --------------------------------------------------------------------------------------------------
 

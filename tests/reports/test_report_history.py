@@ -85,10 +85,19 @@ def test_summary_holds_the_agreed_keys_and_no_more(run_dir):
     run_dir.mkdir()
     record = evaluation("before", 0, 0.69, 0.16, 41.0)
     path = write_summary(
-        run_dir, before=record, after=record, wall_s=712.5, peak_rss_bytes=5 * 10**9, seed=3, model="package:m", steps=8
+        run_dir,
+        before=record,
+        after=record,
+        wall_s=712.5,
+        peak_rss_bytes=5 * 10**9,
+        seed=3,
+        model="package:m",
+        steps=8,
+        best={"name": "step-4", "step": 4, "policy_version": 3, "score": [0.8, 0.7], "path": "best"},
     )
     content = json.loads(path.read_text())
-    assert list(content) == ["before", "after", "wall_s", "peak_rss_bytes", "seed", "model", "steps"]
+    assert list(content) == ["before", "after", "wall_s", "peak_rss_bytes", "seed", "model", "steps", "best"]
+    assert content["best"] == {"name": "step-4", "step": 4, "policy_version": 3, "score": [0.8, 0.7]}
     assert set(content["after"]) == {"greedy", "sampled"}
     assert set(content["after"]["sampled"]) == {"success", "n", "low", "high"}
     assert content["before"]["greedy"]["success"] == 0.69

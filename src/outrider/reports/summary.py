@@ -23,11 +23,13 @@ def write_summary(
     seed: int,
     model: str,
     steps: int,
+    best: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write ``summary.json`` atomically and return its path. Raises `SetupError`.
 
     `before` and `after` are the ``eval`` records of metrics.jsonl, or anything with ``greedy`` and ``sampled`` in it;
     of those, ``success``, ``n``, ``low`` and ``high`` (95% interval) are kept. None where no evaluation was made.
+    `best` is which weights ``RUN/best`` holds.
     """
     content = {
         "before": _measured(before),
@@ -37,6 +39,7 @@ def write_summary(
         "seed": seed,
         "model": model,
         "steps": steps,
+        "best": None if best is None else {key: best[key] for key in ("name", "step", "policy_version", "score")},
     }
     encoded = msgspec.json.format(msgspec.json.encode(content), indent=2)
     return write_atomically(run_dir / "summary.json", encoded + b"\n")
