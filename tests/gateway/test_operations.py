@@ -151,6 +151,20 @@ def test_metrics_open_with_a_readers_key(start):
         assert gateway.request("GET", "/metrics").status == 200
 
 
+def test_retries_are_counted_by_the_status_that_caused_them(engine, start):
+    with start(mode="train", upstream_retries=3, upstream_retry_s=30.0) as gateway:
+        engine.answers += [Answer(status=503), Answer(status=429)]
+        key = gateway.open()
+        assert gateway.chat(key).status == 200
+        gateway.chat(key)
+        calls = gateway.recorded(2)
+        samples = scrape(gateway)
+    expected = [retry.status for call in calls for retry in call.retries]
+    assert {503, 429} <= set(expected)
+    assert total(samples, "outrider_upstream_retries_total") == len(expected)
+    assert total(samples, "outrider_upstream_retries_total", status="503") == expected.count(503)
+
+
 # -- health and readiness ----------------------------------------------------------------------------------------------
 
 

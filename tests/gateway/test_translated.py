@@ -301,6 +301,21 @@ def test_a_bad_request_names_its_field_and_goes_nowhere(engine, gateway, path, a
 
 
 @BOTH_ASKS
+@pytest.mark.parametrize("agent", [{"temperature": 0, "top_p": 0.5}, {}], ids=["sent", "omitted"])
+def test_R05_overrides_replace_named_parameters_also_where_they_are_translated(engine, gateway, path, ask, agent):
+    key = gateway.open(sampling={"temperature": 0.7, "max_tokens": 5, "seed": 3})
+    limit = {"max_output_tokens": 64} if path == RESPONSES and agent else {}
+    gateway.post(f"/s/{key}{path}", ask | agent | limit)
+    asked = engine.received[0].json
+    assert (asked["temperature"], asked["max_tokens"], asked["seed"]) == (0.7, 5, 3)
+    assert asked.get("top_p") == agent.get("top_p")
+    assert "max_completion_tokens" not in asked
+    kept = gateway.call().sampling
+    assert kept == kept | {"temperature": 0.7, "max_tokens": 5, "seed": 3}
+    assert kept.get("top_p") == agent.get("top_p")
+
+
+@BOTH_ASKS
 @STREAMED
 def test_the_policys_name_goes_upstream_in_train(engine, start, path, ask, streamed):
     with start(mode="record", model="policy") as gateway:

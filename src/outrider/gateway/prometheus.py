@@ -67,6 +67,7 @@ class Metrics:
         self._prompt_tokens = 0
         self._completion_tokens = 0
         self._dropped = 0
+        self._retries: dict[str, int] = {}
 
     def ended(self, note: Note) -> None:
         call, kind = note.call, (note.dialect, note.mode)
@@ -80,6 +81,9 @@ class Metrics:
             self._commit.observe(note.commit_s)
             if call.first_token_s is not None:
                 self._first_token[kind].observe(call.first_token_s)
+            for retry in call.retries:
+                status = str(retry.status or "none")
+                self._retries[status] = self._retries.get(status, 0) + 1
             if call.usage is not None:
                 self._prompt_tokens += call.usage.prompt_tokens
                 self._completion_tokens += call.usage.completion_tokens
@@ -108,6 +112,8 @@ class Metrics:
             (("kind", "completion"),): self._completion_tokens,
         }
         yield from _family("outrider_tokens_total", "counter", "Tokens of recorded calls, as usage told.", tokens)
+        told = "Sendings that were followed by another one, by the upstream's status."
+        yield from _family("outrider_upstream_retries_total", "counter", told, _one_label("status", self._retries))
         told = "Calls answered that should be in the store and are not."
         yield from _family("outrider_dropped_total", "counter", told, {(): self._dropped})
 
@@ -151,7 +157,7 @@ def _of_gauges(gauges: Gauges) -> Iterator[str]:
     yield from _family("outrider_log_lines_lost_total", "counter", "Log lines that nobody took in.", lost)
     numbers = sorted({name for state in gauges.upstreams for name in state if name != "replica"})
     for name in numbers:
-        kind = "gauge" if name in ("up", "in_flight") else "counter"
+        kind = "gauge" if name in ("up", "in_flight", "pinned") else "counter"
         values: dict[Labels, float] = {
             (("replica", str(state["replica"])),): float(state[name]) for state in gauges.upstreams
         }
