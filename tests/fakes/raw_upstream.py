@@ -6,6 +6,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ class RawUpstream:
                 answer = self.answers.popleft() if len(self.answers) > 1 else self.answers[0]
                 for part in answer.parts:
                     made.sendall(part)
+                    time.sleep(0.02)  # so that parts arrive one by one, and before what ends them
                 if answer.end == "reset":
                     made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 if answer.end != "keep":

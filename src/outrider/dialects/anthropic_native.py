@@ -68,8 +68,10 @@ class MessagesReader:
             return body
         if message.type == "error":
             self._take_error(message.error)
-        else:
+        elif message.type == "message":
             self._take_message(message)
+        else:
+            self._problem = "the reply is no message"
         return body
 
     def event(self, event: Event) -> bytes:

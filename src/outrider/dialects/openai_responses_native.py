@@ -34,6 +34,7 @@ class _Event(msgspec.Struct):
 _response = msgspec.json.Decoder(_Response)
 _event = msgspec.json.Decoder(_Event)
 _LAST = ("response.completed", "response.incomplete", "response.failed")
+_STATUSES = ("completed", "incomplete", "failed", "cancelled", "in_progress", "queued")
 _SKIPPED = (b".delta", b".done", b".added")
 _UNNAMED = "the upstream sent an error without a message"
 
@@ -55,9 +56,14 @@ class ResponsesReader:
 
     def body(self, body: bytes) -> bytes:
         try:
-            self._take(_response.decode(body))
+            response = _response.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             self._problem = f"the reply is not valid: {error}"
+            return body
+        if response.status in _STATUSES or response.error is not None:
+            self._take(response)
+        else:
+            self._problem = "the reply is no response"
         return body
 
     def event(self, event: Event) -> bytes:

@@ -135,7 +135,7 @@ class GatewayOptions(Section, frozen=True, kw_only=True):
     ] = "/health"
     health_interval_s: Annotated[float, Meta(gt=0, description="Time between two looks at a replica, seconds.")] = 2.0
     health_fall: Annotated[
-        int, Meta(ge=1, description="A replica is down after this many failures in a row, of calls or looks.")
+        int, Meta(ge=1, description="A replica is down after this many failures in a row, of looks or to connect.")
     ] = 2
     health_rise: Annotated[int, Meta(ge=1, description="It is up again after this many good looks in a row.")] = 1
     pause_wait_s: Annotated[

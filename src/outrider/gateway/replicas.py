@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from outrider.errors import ConfigError
 from outrider.gateway.options import GatewayOptions
+from outrider.gateway.retry import NEVER_SENT
 from outrider.gateway.upstream import Upstream
 from outrider.gateway.upstream_errors import Code, Timeouts, UpstreamError
 from outrider.types import Json
@@ -20,15 +21,11 @@ from outrider.types import Json
 PINS = 16_384  # rollouts whose replica is remembered; a forgotten one is given the same again unless it had moved
 OVERLOAD = 1.25  # a replica takes no new rollout while it has this many times the mean of calls
 PROBE_TIMEOUT_S = 5.0
-# What says of a replica that it is gone. An answer that took too long, or none to a call that was given up, does not.
-_BLAMED: frozenset[Code] = frozenset(
-    {"upstream_unreachable", "upstream_connect_timeout", "upstream_first_byte_timeout", "upstream_cut"}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthCheck:
-    """A replica is down after `fall` failures in a row, of probes or of calls, and up again after `rise` good probes.
+    """A replica is down after `fall` failures in a row, of probes or to connect, and up again after `rise` good probes.
 
     A probe is good when anything below 500 answers it: a provider that has no such path, or wants a key, is there.
     """
@@ -70,12 +67,14 @@ class Replica:
         self._prober.close()
 
     def _ended(self, code: Code | None, status: int) -> None:
-        if code in _BLAMED:
+        if code is None:
+            if status < 500:
+                self._bad = 0
+                self._proven_at = time.monotonic()
+        elif code != "aborted":
             self.failures += 1
-            self._failed()
-        elif code is None and status < 500:
-            self._bad = 0
-            self._proven_at = time.monotonic()
+            if code in NEVER_SENT:  # other failures may be the call's own, and a probe tells
+                self._failed()
 
     def _failed(self) -> None:
         self._good = 0

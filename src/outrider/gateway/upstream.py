@@ -250,6 +250,7 @@ class UpstreamCall:
     # -- waiting ---------------------------------------------------------------------------------------------------
 
     async def _wait(self) -> None:
+        """Wait for news. Raises only where there are none to take in any more: what came before an error counts."""
         self._check()
         self._waiter = asyncio.get_running_loop().create_future()
         try:
@@ -257,7 +258,6 @@ class UpstreamCall:
         except asyncio.CancelledError:
             self.abort()
             raise
-        self._check()
 
     def _check(self) -> None:
         if self._error is not None:
