@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import time
+from pathlib import Path
 
 import openai
 import pytest
@@ -121,3 +124,28 @@ def test_a_recorded_attempt_keeps_its_mode_and_another_gateway_knows_it(engine, 
         assert one.client.attempt("a")["calls"] == 1
         one.client.seal_attempt("a")
         assert other.post(f"/s/{key}{CHAT}", BODY).status == 403
+
+
+def test_the_commands_of_the_docs_do_what_they_say(gateway):
+    """As curl would send them: method, headers, body."""
+    page = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
+    section = page.partition("## Attempts over HTTP")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^```sh\n(.*?)^```$", section, re.S | re.M)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    assert len(lines) == 3
+    answers = []
+    for line in lines:
+        words = shlex.split(line.replace("$OUTRIDER_ADMIN_KEY", ADMIN_KEY))
+        options = dict(zip(words, words[1:], strict=False))
+        name, _, value = options["-H"].partition(": ")
+        path = next(word for word in words if word.startswith("http")).removeprefix("http://127.0.0.1:8080")
+        body = options.get("-d")
+        got = gateway.request(options.get("-X", "GET"), path, body and body.encode(), {name: value})
+        assert got.status == 200, (line, got.body)
+        answers.append(got.json)
+    shown = json.loads(re.search(r"^```json\n(.*?)^```$", section, re.S | re.M)[1])
+    assert set(answers[0]) == set(shown)
+    assert (answers[0]["attempt_id"], answers[0]["mode"]) == (shown["attempt_id"], shown["mode"])
+    assert (answers[1]["sealed"], answers[1]["calls"]) == (False, 0)
+    assert answers[2] == {"attempt_id": "ticket-4711", "sealed": True}
+    assert gateway.client.attempt("ticket-4711")["sealed"]
