@@ -3,7 +3,8 @@
 python bench/trajectory.py
 
 Speed: a rollout of 400 calls whose prompts hold 4,000 tokens on average (the talk grows with each turn), in the order
-of recording and shuffled, and one that branches; `build` alone and with `samples`. Memory: what the tree and the
+of recording and shuffled, one that branches, and one with four answers a call (the worst for a radix tree: it is
+split at every turn); `build` alone and with `samples`. Memory: what the tree and the
 building of it take (tracemalloc, which counts numpy's arrays), for calls that are handed over one by one, as a talk
 grows: total prompt tokens grow with its square, distinct ones linearly.
 """
@@ -44,9 +45,16 @@ def main() -> None:
         args.json.write_text(json.dumps(figures, indent=2))
 
 
-def make_call(seq: int, prompt: IntArray, answer: IntArray) -> Call:
-    logprobs = np.full(len(answer), -0.5, dtype=np.float32)
-    choice = Choice(index=0, token_ids=answer, logprobs=logprobs, finish_reason="stop")
+def make_call(seq: int, prompt: IntArray, *answers: IntArray) -> Call:
+    choices = tuple(
+        Choice(
+            index=index,
+            token_ids=answer,
+            logprobs=np.full(len(answer), -0.5, dtype=np.float32),
+            finish_reason="stop",
+        )
+        for index, answer in enumerate(answers)
+    )
     return Call(
         id=f"c{seq}",
         attempt_id="a",
@@ -58,7 +66,7 @@ def make_call(seq: int, prompt: IntArray, answer: IntArray) -> Call:
         request=b"",
         response=b"",
         prompt_ids=prompt,
-        choices=(choice,),
+        choices=choices,
         usage=None,
         fidelity=Fidelity.EXACT,
         version_start=0,
@@ -67,15 +75,15 @@ def make_call(seq: int, prompt: IntArray, answer: IntArray) -> Call:
     )
 
 
-def talk(turns: int, first: int, turn: int, seed: int = 0) -> Iterator[Call]:
-    """One agent: each prompt is the last prompt, its answer and a tool's result. Half of a turn is sampled."""
+def talk(turns: int, first: int, turn: int, seed: int = 0, answers: int = 1) -> Iterator[Call]:
+    """One agent: each prompt is the last prompt, its last answer and a tool's result. Half of a turn is sampled."""
     rng = np.random.default_rng(seed)
     sequence = rng.integers(0, VOCABULARY, first, dtype=np.int32)
     for seq in range(turns):
-        answer = rng.integers(0, VOCABULARY, turn // 2, dtype=np.int32)
-        yield make_call(seq, sequence, answer)
+        sampled = [rng.integers(0, VOCABULARY, turn // 2, dtype=np.int32) for _ in range(answers)]
+        yield make_call(seq, sequence, *sampled)
         result = rng.integers(0, VOCABULARY, turn - turn // 2, dtype=np.int32)
-        sequence = np.concatenate([sequence, answer, result])
+        sequence = np.concatenate([sequence, sampled[-1], result])
 
 
 def branching(turns: int, first: int, turn: int) -> Iterator[Call]:
@@ -95,7 +103,14 @@ def speed(repeats: int) -> list[dict[str, Any]]:
     shuffled = random.Random(0).sample(ordered, len(ordered))
     branches = list(branching(CALLS, PROMPT - 4 * turn, turn))
     found = []
-    for name, calls in (("one talk, as recorded", ordered), ("one talk, shuffled", shuffled), ("branching", branches)):
+    best_of = list(talk(CALLS, PROMPT - CALLS * turn // 2, turn, answers=4))
+    workloads = {
+        "one talk, as recorded": ordered,
+        "one talk, shuffled": shuffled,
+        "branching": branches,
+        "four answers a call": best_of,
+    }
+    for name, calls in workloads.items():
         tree = build(calls)
         build_s = measured(lambda calls=calls: build(calls), repeats)
         cut_s = measured(lambda tree=tree: tree.samples(rollout_id="r", group_id="g"), repeats)

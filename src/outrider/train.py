@@ -283,7 +283,8 @@ class Trainer:
 
     def _record(self, record: Json) -> None:
         if "times" in record:
-            seconds = record["times"]["rollouts"]
+            beside = self.config.train.schedule == "disaggregated"  # then agents run all the time
+            seconds = record["times"]["total" if beside else "rollouts"]
             record["tokens_per_s"] = record["sampled_tokens"] / seconds if seconds else 0.0
         record |= {"wall_s": self._wall(), "peak_rss_bytes": self.parts.memory.peak}
         self.parts.folder.append(record)

@@ -9,6 +9,8 @@ from rich.text import Text
 from outrider.reports.text import one_line
 from outrider.types import Json
 
+_PIPE_WIDTH = 300
+
 
 def print_drift(report: Json, console: Console) -> None:
     """Print what `outrider.trajectory.drift.Drift.report` gives. Turns without a break are summed up in one line."""
@@ -26,7 +28,10 @@ def print_drift(report: Json, console: Console) -> None:
                 words = f"{cause}: {found['calls']:,} calls, {found['recomputed_tokens']:,} tokens"
                 cells = ["", str(turn["turn"]), *_cells(turn)] if place == 0 else [""] * 6
                 table.add_row(*cells, Text(one_line(words, 120)))
-    console.print(table)
+    if console.is_terminal:
+        console.print(table)
+    else:  # a pipe has no width, and lines that are cut or broken are no use to grep
+        Console(file=console.file, width=_PIPE_WIDTH, color_system=None).print(table)
     console.print()
     console.print(_summary(report))
 
