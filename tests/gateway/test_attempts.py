@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -131,12 +132,12 @@ def test_the_commands_of_the_docs_do_what_they_say(gateway):
     page = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
     section = page.partition("## Attempts over HTTP")[2].partition("\n## ")[0]
     blocks = re.findall(r"^```sh\n(.*?)^```$", section, re.S | re.M)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
     assert len(lines) == 3
     answers = []
     for line in lines:
         words = shlex.split(line.replace("$OUTRIDER_ADMIN_KEY", ADMIN_KEY))
-        options = dict(zip(words, words[1:], strict=False))
+        options = dict(itertools.pairwise(words))
         name, _, value = options["-H"].partition(": ")
         path = next(word for word in words if word.startswith("http")).removeprefix("http://127.0.0.1:8080")
         body = options.get("-d")
