@@ -115,7 +115,7 @@ def plot(found: list[dict[str, Any]], file: Path) -> None:
     axes.set_ylabel("success of training rollouts")
     axes.set_ylim(-0.02, 1.02)
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="upper left")
     figure.tight_layout()
     canvas.print_png(str(file))
     print(f"\nPlot: {file}")

@@ -144,6 +144,20 @@ def test_steps_that_lack_their_figures(run_dir):
     assert not re.search(r"\b(inf|nan|None)\b", page.text)
 
 
+def test_the_best_weights_and_the_tokens_left_out_are_told(run_dir):
+    store = fabricate(run_dir)
+    lines = [
+        evaluation("before", 0, 0.1, 0.1, 1.0),
+        {"kind": "step", "step": 2, "excluded": {"too_long": 2}, "excluded_tokens": {"too_long": 4321}},
+        {**evaluation("step-2", 2, 0.5, 0.5, 2.0), "best": True},
+        evaluation("after", 4, 0.4, 0.4, 3.0),
+    ]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = read(write_report(run_dir, store, tokenizer=None))
+    assert "The best weights so far are those of step 2 (policy version 2)" in page.text
+    assert re.search(r"sampled tokens left out\s*too long\s*4,321\s*step 2", page.text)
+
+
 def test_held_out_tasks_without_a_measurement_are_not_zero_per_cent(run_dir):
     store = fabricate(run_dir)
     empty = evaluation("before", 0, 0.0, 0.0, 1.0, n=1)

@@ -101,6 +101,10 @@ def headline(history: History) -> str:
     name = "after" if after is None or history.finished else f"so far ({after.get('name', 'after')})"
     head = ["", "before", "95% interval", "tasks", esc(name), "95% interval", "tasks", "change, 95% interval"]
     note = "" if after is not None else paragraph("There is no evaluation after training yet.", "soft")
+    best = [record for record in history.evals if record.get("best")]
+    if best:
+        place = f"step {number(best[-1].get('step'))} (policy version {number(best[-1].get('policy_version'))})"
+        note += paragraph(f"The best weights so far are those of {place}; they lie in the folder best.", "soft")
     figures = table(head, rows, numeric=range(1, 8))
     return section("Held-out success", f'<div class="grid2">{"".join(cards)}</div>', note, "<br>", figures)
 
@@ -220,7 +224,12 @@ def _multiples(history: History, smalls: Sequence[Small], grid: str, width: int)
 def left_out(history: History, rollouts: Sequence[Rollout]) -> str:
     """Everything that was excluded, failed or was tried again, with its reason."""
     rows = []
-    for key, what in (("excluded", "left out of training"), ("failures", "failed attempt")):
+    kinds = (
+        ("excluded", "left out of training"),
+        ("excluded_tokens", "sampled tokens left out"),
+        ("failures", "failed attempt"),
+    )
+    for key, what in kinds:
         records = [*history.steps, *history.evals]
         for reason, count in history.counts(key).most_common():
             where = [_where(record) for record in records if reason in counters(record, key)]
