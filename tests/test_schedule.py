@@ -176,6 +176,25 @@ def test_a_resumed_run_goes_on_with_the_groups_that_were_open():
     assert len(set(taken + rest)) == 12
 
 
+@pytest.mark.parametrize("mode", ["sync", "collocated", "disaggregated"])
+@pytest.mark.parametrize("seed", range(5))
+def test_however_often_a_run_dies_a_group_is_in_one_finished_step_at_most_and_none_is_forgotten(mode, seed):
+    rng = random.Random(seed)
+    position, finished = Position(), []
+    for _ in range(5):
+        fake = Fake(ticks=lambda rollout: min(40, int(rng.paretovariate(0.8))))
+        with make(fake, mode=mode, ahead=2, position=position) as scheduler:
+            for _ in range(rng.randrange(1, 4)):
+                step = indices(scheduler.take())
+                if rng.random() < 0.7:  # else it dies before the step's checkpoint is complete
+                    finished += step
+                    position = scheduler.position()
+                else:
+                    break
+    assert len(finished) == len(set(finished))
+    assert set(finished) | set(position.open) == set(range(position.next)), "neither trained nor open: forgotten"
+
+
 def test_rollouts_beside_groups_leave_those_in_flight_alone():
     fake = Fake(ticks=lambda rollout: 9 if rollout.group_id == "g0" else 1)
     with make(fake, mode="collocated") as scheduler:

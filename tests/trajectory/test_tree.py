@@ -287,6 +287,23 @@ def test_a_shared_prompt_is_held_once():
     assert tree.breaks == 9
 
 
+def test_memory_is_that_of_the_distinct_tokens():
+    talk, calls = [S, 10], []
+    for turn in range(200):
+        calls.append(call(talk, [20 + turn, E], seq=turn))
+        talk = [*talk, 20 + turn, E, 11]
+    tree = build(calls)
+    nodes = set()
+    for branch in tree.branches:
+        node = branch.node
+        while node is not None:
+            nodes.add(node)
+            node = node.parent
+    assert sum(node.ids.size for node in nodes) == tree.unique_tokens == 2 + 199 * 3 + 2  # no room is left reserved
+    assert tree.tokens > 50 * tree.unique_tokens
+    assert len(nodes) == 1  # a talk is one edge
+
+
 def test_calls_are_read_once_so_that_a_generator_will_do():
     tree = build(call([S, 10 + i], [20 + i], seq=i) for i in range(3))
     assert len(tree.branches) == 3
