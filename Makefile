@@ -14,7 +14,7 @@ help:
 	@echo "make quickstart   train a real 135M model through an unchanged agent (SEED=0)"
 	@echo "make test         all tests, with the real model"
 	@echo "make test-fast    tests that need no model"
-	@echo "make parity       estimators and losses against verl and TRL (installs 1.7 GB)"
+	@echo "make parity       estimators and losses against verl and TRL (installs 0.6 GB)"
 	@echo "make harnesses    18 real agent harnesses through the gateway (installs 5 GB; before a release)"
 	@echo "make lint         ruff, mypy, import contracts"
 	@echo "make bench        the measurements of bench/RESULTS.md (see bench/README.md)"
@@ -40,11 +40,12 @@ quickstart: $(VENV)/train.stamp
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest
 
-# Others' algorithms, in an environment of their own: they pin what this project does not.
-$(PARITY)/stamp: tests/parity/requirements.txt tests/parity/references.txt
+# Others' algorithms, in an environment of their own. It reads torch and what else it can from the other one.
+SITE := -c 'import site; print(site.getsitepackages()[0])'
+$(PARITY)/stamp: tests/parity/requirements.txt tests/parity/references.txt $(VENV)/train.stamp
 	test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
-	@echo "installing verl and TRL to compare with, some minutes the first time"
-	$(PARITY_PIP) torch==2.13.0
+	$(BIN)/python $(SITE) > $$($(PARITY)/bin/python $(SITE))/outrider.pth
+	@echo "installing verl and TRL to compare with, a minute the first time"
 	$(PARITY_PIP) -r tests/parity/requirements.txt
 	$(PARITY_PIP) --no-deps -r tests/parity/references.txt
 	@touch $@
