@@ -17,7 +17,8 @@ ODD_VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 ODD_BYTES = (
     b"\x00", b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xef\xbb\xbf", b"\n", b"\r", b"\r\n\r\n",
-    b"\n\n", b"data: [DONE]\n\n", b"data:", b": ", b"event: x\n", b"\\u0000", b"\\ud800", b"\\", b'"', b"{", b"}", b"[", b"]",
+    b"\n\n", b"data: [DONE]\n\n", b"data:", b": ", b"event: x\n", b"\\u0000", b"\\ud800", b"\\", b'"',
+    b"{", b"}", b"[", b"]",
     b",", b":", b"null", b"NaN", b"1e999", b"-", b"0" * 400, b"1" * 400, b'"error": {}', b'"choices": []', b"[" * 3000,
     b'{"a":' * 3000,
 )  # fmt: skip

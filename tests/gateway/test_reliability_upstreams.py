@@ -98,3 +98,24 @@ def test_a_client_that_leaves_an_upstream_that_never_ends_leaves_nothing_behind(
     call = gateway.call()
     assert call.state is CallState.COMPLETE
     np.testing.assert_array_equal(call.choices[0].token_ids, [5, 7])
+
+
+ABSURD = {
+    "usage": {"usage": {"prompt_tokens": 10**30, "completion_tokens": 10**400}},
+    "negative usage": {"usage": {"prompt_tokens": -1, "completion_tokens": -(10**30)}},
+    "index": {
+        "choices": [{"index": 10**30, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}]
+    },
+    "finish reason": {"choices": [{"index": 0, "message": {"content": "x"}, "finish_reason": "\ud800\x00"}]},
+    "error": {"error": {"message": "\ud800\x00", "code": 10**400}},
+}
+
+
+@MODES
+@pytest.mark.parametrize("fields", ABSURD.values(), ids=ABSURD.keys())
+def test_absurd_values_are_recorded_like_others(engine, gateway, mode, fields):
+    good = json.loads(plain({"token_ids": [5, 6], "logprobs": entries(-1.0, -2.0)}).chunks[0])
+    engine.answers.append(Answer(chunks=[json.dumps(good | fields).encode()]))
+    assert gateway.chat(gateway.open(mode=mode)).status in (200, 502)
+    assert gateway.call().fidelity is not Fidelity.EXACT
+    assert gateway.client.stats()["not_recorded"] == {}

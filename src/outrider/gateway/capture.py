@@ -14,6 +14,7 @@ import numpy as np
 from outrider.types import Choice, Fidelity, FloatArray, IntArray, Usage
 from outrider.wire import ReplyTokens, SampledChoice
 
+MANY = 1 << 31  # tokens or choices: no call has so many
 ROUNDING = 1e-3  # how far above 0 an engine's arithmetic may put a log-prob
 _NO_IDS: IntArray = np.zeros(0, dtype=np.int32)
 
@@ -43,15 +44,21 @@ def capture(reply: ReplyTokens, *, failure: str = "") -> Captured:
         fidelity = Fidelity.BROKEN if reason else Fidelity.EXACT
     choices = tuple(
         Choice(
-            index=choice.index,
+            index=choice.index if abs(choice.index) < MANY else position,
             token_ids=_NO_IDS if token_ids is None else token_ids,
             logprobs=values,
             finish_reason=choice.finish_reason,
         )
-        for choice, token_ids, values in zip(reply.choices, ids, logprobs, strict=True)
+        for position, (choice, token_ids, values) in enumerate(zip(reply.choices, ids, logprobs, strict=True))
     )
     known_prompt = prompt_ids if prompt_ids is not None and len(prompt_ids) else None
-    return Captured(prompt_ids=known_prompt, choices=choices, usage=reply.usage, fidelity=fidelity, reason=reason)
+    usage = reply.usage if reply.usage is not None and _counts(reply.usage) else None
+    return Captured(prompt_ids=known_prompt, choices=choices, usage=usage, fidelity=fidelity, reason=reason)
+
+
+def _counts(usage: Usage) -> bool:
+    """It can be a number of tokens, and be stored."""
+    return 0 <= usage.prompt_tokens < MANY and 0 <= usage.completion_tokens < MANY
 
 
 def _problem(
@@ -82,6 +89,8 @@ def _problem(
 
 
 def _choice_problem(choice: SampledChoice, token_ids: IntArray | None, logprobs: FloatArray) -> str:
+    if not 0 <= choice.index < MANY:
+        return "choices: one has an index that is none"
     where = f"choice {choice.index}"
     if token_ids is None:
         return f"token ids: an entry of {where} is null or no token id"

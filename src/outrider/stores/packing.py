@@ -71,27 +71,33 @@ class Bodies:
 def call_row(call: Call, bodies: Bodies) -> Row:
     usage = call.usage
     choices = [
-        (choice.index, len(choice.token_ids), len(choice.logprobs), choice.finish_reason) for choice in call.choices
+        (
+            choice.index,
+            len(choice.token_ids),
+            len(choice.logprobs),
+            None if choice.finish_reason is None else _text(choice.finish_reason),
+        )
+        for choice in call.choices
     ]
     return (
         call.id,
         call.attempt_id,
         call.dialect,
-        call.model,
+        _text(call.model),
         call.state,
         call.status,
         call.streamed,
         usage.prompt_tokens if usage else None,
         usage.completion_tokens if usage else None,
         call.fidelity,
-        call.fidelity_reason,
+        _text(call.fidelity_reason),
         _json(call.sampling),
         call.version_start,
         call.version_end,
         call.started_at,
         call.duration_s,
         call.first_token_s,
-        call.error,
+        _text(call.error),
         _json(choices),
         None if call.prompt_ids is None else _pack_ids(call.prompt_ids),
         b"".join(_pack_ids(choice.token_ids) for choice in call.choices),
@@ -162,11 +168,11 @@ def _choices(text: str, token_ids: IntArray, logprobs: FloatArray) -> tuple[Choi
 def reward_row(reward: Reward) -> Row:
     return (
         reward.attempt_id,
-        reward.name,
+        _text(reward.name),
         reward.value,
-        reward.reason,
+        _text(reward.reason),
         _json(reward.parts),
-        reward.source,
+        _text(reward.source),
         reward.created_at,
         reward.call_id,
     )
@@ -219,7 +225,7 @@ def rollout_row(rollout: Rollout) -> Row:
         rollout.attempt,
         rollout.reward,
         rollout.failure,
-        rollout.reason,
+        _text(rollout.reason),
     )
 
 
@@ -242,13 +248,22 @@ def rollout_from(row: Row) -> Rollout:
 
 
 def attempt_row(attempt: Attempt) -> Row:
-    return tuple(getattr(attempt, column) for column in ATTEMPT_COLUMNS)
+    values = (getattr(attempt, column) for column in ATTEMPT_COLUMNS)
+    return tuple(_text(value) if type(value) is str else value for value in values)
 
 
 def attempt_from(row: Row) -> Attempt:
     values = dict(zip(ATTEMPT_COLUMNS, row, strict=True))
     values |= {"timed_out": bool(values["timed_out"]), "failure": Failure(values["failure"])}
     return Attempt(**values)
+
+
+def _text(value: str) -> str:
+    """What all stores can keep: UTF-8 has no half surrogate, and a text of PostgreSQL no NUL. Others say such things:
+    an upstream in its error, an agent in the name of a model, a harness on its standard output."""
+    if value.isascii() and "\0" not in value:
+        return value
+    return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
 def _json(value: Any) -> str:
