@@ -1,0 +1,228 @@
+"""What a step learns: which log-probs are asked for, what the rows hold, when a mismatch stops the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from outrider.config import TrainConfig
+from outrider.errors import ConfigError, RunError
+from outrider.learn import Learner, check, loss_spec
+from outrider.metrics import Timer
+from outrider.protocols import LossSpec, OptimStats, StepStats
+from outrider.types import Rollout, Sample, Task
+
+STATS = StepStats(
+    loss=0.0,
+    tokens=1,
+    tokens_computed=1,
+    ratio_mean=1.0,
+    clip_fraction=0.0,
+    entropy=0.0,
+    kl_behaviour=0.0,
+    kl_reference=0.0,
+    logprob_diff_mean=0.01,
+    logprob_diff_max=0.1,
+)
+
+
+class Recorder:
+    """A backend that remembers what it was asked, and an observer that nobody watches."""
+
+    def __init__(self, old: float = -0.5, reference: float = -0.75) -> None:
+        self.level = {False: old, True: reference}
+        self.asked: list[str] = []
+        self.trained: list[tuple] = []
+        self.difference = 0.01
+
+    def logprobs(self, samples, *, reference=False):
+        self.asked.append("reference" if reference else "old")
+        return [np.where(s.loss_mask, self.level[reference], 0).astype(np.float32) for s in samples]
+
+    def values(self, samples):
+        self.asked.append("values")
+        return [np.where(s.loss_mask, 0.5, 0).astype(np.float32) for s in samples]
+
+    def forward_backward(self, rows, loss):
+        self.trained.append((tuple(rows), loss))
+        return replace(STATS, logprob_diff_mean=self.difference)
+
+    def optim_step(self, lr):
+        self.asked.append("step")
+        return OptimStats(grad_norm=1.0, lr=lr)
+
+    def advance(self, rollout=None): ...
+
+    def message(self, text): ...
+
+
+def sample(rollout: str, calls: int = 2) -> Sample:
+    mask = np.array([False, True, True] * calls)
+    return Sample(
+        rollout_id=rollout,
+        group_id="g",
+        attempt_id=f"{rollout}.a1",
+        token_ids=np.arange(len(mask), dtype=np.int32),
+        loss_mask=mask,
+        logprobs=np.where(mask, -1.0, 0).astype(np.float32),
+        versions=np.where(mask, 0, -1).astype(np.int32),
+        call_index=np.where(mask, np.repeat(np.arange(calls), 3), -1).astype(np.int32),
+    )
+
+
+def rollout(name: str, reward: float | None) -> Rollout:
+    return Rollout(id=name, task=Task(id="t", fields={}), group_id="g", reward=reward)
+
+
+ROLLOUTS, SAMPLES = [rollout("r", 1.0), rollout("s", 0.0)], [sample("r"), sample("s")]
+
+
+def learner(backend: Recorder | None = None, **options) -> Learner:
+    made = backend or Recorder()
+    return Learner(TrainConfig(**options), made, made, lambda: None)
+
+
+def run(one: Learner, step: int = 1):
+    batch = one.batch(ROLLOUTS, SAMPLES)
+    return batch, one.update(step, batch, Timer(), before_change=lambda: None)
+
+
+def test_by_default_nothing_is_computed_twice():
+    backend = Recorder()
+    _, update = run(learner(backend))
+    assert backend.asked == ["step"]
+    assert update.record() == {}
+    assert not update.excluded
+    rows, loss = backend.trained[0]
+    assert loss == LossSpec()
+    assert all(row.old_logprobs is None and row.reference_logprobs is None and row.returns is None for row in rows)
+
+
+def test_the_numbers_of_a_run_reach_the_loss():
+    spec = loss_spec(
+        TrainConfig(
+            loss="sapo",
+            sapo_tau_positive=2.0,
+            sapo_tau_negative=3.0,
+            dual_clip=4.0,
+            dppo_divergence=0.5,
+            entropy_coef=0.25,
+            kl_coef=0.125,
+            kl="k2",
+            value_coef=0.75,
+            value_clip=0.5,
+        )
+    )
+    assert spec == LossSpec(
+        name="sapo",
+        tau_positive=2.0,
+        tau_negative=3.0,
+        dual_clip=4.0,
+        divergence=0.5,
+        entropy_coef=0.25,
+        kl_coef=0.125,
+        kl="k2",
+        value_coef=0.75,
+        value_clip=0.5,
+    )
+
+
+def test_a_correction_recomputes_log_probs_and_tells_what_it_saw():
+    backend = Recorder(old=-1.0 + np.log(4.0))
+    _, update = run(learner(backend, correction=("token_tis",), tis_cap=2.0, advantage="dr_grpo"))
+    assert backend.asked == ["old", "step"]
+    rows, _ = backend.trained[0]
+    assert rows[0].old_logprobs is not None
+    assert rows[0].advantages[1] == pytest.approx(0.5 * 2.0)
+    assert update.record()["mismatch"]["weight_mean"] == pytest.approx(4.0)
+    _, update = run(learner(backend, correction=("icepop",), icepop_high=3.0))
+    assert sum(update.excluded.values()) == 8
+    assert update.record()["mismatch"]["masked"] == 1.0
+
+
+def test_the_kl_in_the_loss_or_in_the_reward():
+    backend = Recorder()
+    run(learner(backend, kl_coef=0.5))
+    assert backend.asked == ["reference", "step"]
+    assert backend.trained[0][0][0].reference_logprobs is not None
+    backend = Recorder()
+    batch, _ = run(learner(backend, kl_coef=0.5, kl_in="reward", kl="k1", advantage="reinforce"))
+    assert backend.asked == ["old", "reference", "step"]
+    rows, loss = backend.trained[0]
+    assert loss.kl_coef == 0.0
+    assert rows[0].reference_logprobs is None
+    assert batch.advantages["r"] == pytest.approx(1.0 - 0.5 * 4 * 0.25)
+
+
+def test_a_critic_is_asked_before_credit_is_given():
+    backend = Recorder()
+    batch, _ = run(learner(backend, advantage="gae", gamma=1.0, gae_lambda=1.0))
+    assert backend.asked == ["values", "step"]
+    row = batch.rows[0]
+    assert row.returns.tolist() == [0, 1, 1, 0, 1, 1]
+    assert row.old_values.tolist() == [0, 0.5, 0.5, 0, 0.5, 0.5]
+
+
+def test_rewards_of_calls_reach_the_estimator():
+    calls = {"r": np.array([1, 0], np.float32), "s": np.array([0, 0], np.float32)}
+    batch = learner(advantage="return_to_go").batch(ROLLOUTS, SAMPLES, calls)
+    assert batch.rows[0].advantages.tolist() == [0, 1, 1, 0, 0.5, 0.5]
+
+
+def test_a_running_baseline_outlives_the_process():
+    one = learner(advantage="reinforce_running", running_decay=0.5)
+    assert one.batch(ROLLOUTS, SAMPLES).advantages == {"r": 0.5, "s": -0.5}
+    one.batch([rollout("r", 1.0), rollout("s", None)], SAMPLES[:1])
+    other = learner(advantage="reinforce_running", running_decay=0.5)
+    other.recall({"kind": "step", **one.record()})
+    assert other.baseline == one.baseline
+    expected = (0.25 * 0.5 + 0.5 * 1.0) / 0.75
+    assert other.batch(ROLLOUTS, SAMPLES).advantages["r"] == pytest.approx(1.0 - expected)
+    assert learner().record() == {}
+
+
+def test_a_mismatch_stops_the_run_before_the_weights_change():
+    backend = Recorder()
+    one = learner(backend, stop_on_mismatch=0.05)
+    run(one)
+    backend.difference, backend.asked = 0.06, []
+    with pytest.raises(RunError, match=r"step 2: engine and trainer disagree by 0\.06.*stop_on_mismatch is 0\.05"):
+        run(one, 2)
+    assert backend.asked == []
+
+
+def test_a_jump_is_measured_against_what_is_usual_across_restarts():
+    backend = Recorder()
+    one = learner(backend, stop_on_mismatch_jump=5.0)
+    for step in (1, 2, 3):
+        one.recall({"kind": "step", "step": step, "logprob_diff_mean": 0.01})
+    one.recall({"kind": "step", "step": 4, "skipped": True})
+    run(one, 5)
+    backend.difference = 0.2
+    with pytest.raises(RunError, match=r"median of the last 4 steps is 0\.01"):
+        run(one, 6)
+    backend.difference = 0.2
+    run(learner(backend, stop_on_mismatch_jump=5.0))  # without a history nothing is unusual
+
+
+def test_a_mismatch_is_no_matter_by_default():
+    backend = Recorder()
+    backend.difference = 1e9
+    run(learner(backend))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"advantage": "grop"}, r"train\.advantage: there is no 'grop'.*grpo"),
+        ({"loss": "ppo"}, r"train\.loss: there is no 'ppo'.*ppo_clip"),
+        ({"correction": ("tis",)}, r"train\.correction: there is no 'tis'.*token_tis"),
+        ({"correction": ("token_tis", "sequence_tis")}, r"train\.correction: token_tis and sequence_tis both"),
+    ],
+)
+def test_names_that_do_not_exist_are_told_before_anything_starts(options, said):
+    with pytest.raises(ConfigError, match=said):
+        check(TrainConfig(**options))
+    check(TrainConfig())
