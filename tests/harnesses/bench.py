@@ -70,6 +70,9 @@ class Setting:
     """Calls that the task takes."""
     odd_arguments: bool = False
     thinking: bool = False
+    """It reasons before each answer. Many harnesses send no reasoning back, so the catalog says nothing of breaks."""
+    rich: bool = False
+    """It says a sentence and makes two calls at once. Some harnesses keep but one of them, or leave the text out."""
 
     @property
     def continues(self) -> bool:
@@ -91,6 +94,7 @@ class Bench:
             turns=setting.turns,
             odd_arguments=setting.odd_arguments,
             thinking=setting.thinking,
+            rich=setting.rich,
         )
         self._runs = 0
 
@@ -126,8 +130,9 @@ class Bench:
             problems += ["recorded in passthrough mode"] if calls else []
         else:
             count = len(calls)
-            problems += problems_of_calls(calls, variant, EXPECTED[self._setting.mode], turns=self._setting.turns)
-        if self._setting.continues and not self._setting.thinking:  # most harnesses send no reasoning back
+            turns = self._setting.turns if not self._setting.rich else 2
+            problems += problems_of_calls(calls, variant, EXPECTED[self._setting.mode], turns=turns)
+        if self._setting.continues and not (self._setting.thinking or self._setting.rich):
             problems += problems_of_prompts(calls, variant)
         anew = rendered_anew(calls, self._engine.renderer) if self._setting.continues else None
         return Outcome(

@@ -89,22 +89,35 @@ def _key(ids: Sequence[int]) -> bytes:
 class ToolUsingEngine(TokenEngine):
     """Plays `turns` calls a task."""
 
-    def __init__(self, folder: Path, *, turns: int = 2, odd_arguments: bool = False, thinking: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, turns: int = 2, odd_arguments: bool = False, thinking: bool = False, rich: bool = False
+    ) -> None:
         """With `odd_arguments` it writes calls as no serialiser does, in pieces as no tokenizer would cut them, so that
         a history that is rendered anew differs from its tokens. With `thinking` it reasons before each answer."""
         super().__init__(remembering(folder))
         self._turns = turns
         self._odd = odd_arguments
         self._thinking = thinking
+        self._rich = rich
 
     def choose(self, asked: Json, chat: bool) -> Ids:
         said = asked
         if not chat:
             messages, tools, _ = self.renderer.asked(self.prompt_ids)
             said = {**asked, "messages": messages, "tools": tools}
-        decision = decide(said, self._turns)
-        thought = self.renderer.text.encode("<think>\nOne step.\n</think>\n\n") if self._thinking else []
-        return [*thought, *self._spell(decision), *self.renderer.text.encode(END)]
+        encode = self.renderer.text.encode
+        thought = encode("<think>\nOne step.\n</think>\n\n") if self._thinking else []
+        return [*thought, *self._answer(said), *encode(END)]
+
+    def _answer(self, said: Json) -> Ids:
+        first = decide(said, self._turns)
+        if not self._rich or isinstance(first, Say):
+            return self._spell(first)
+        encode = self.renderer.text.encode
+        told = [*said["messages"], {"role": "tool", "content": "None yet."}]
+        second = decide({**said, "messages": told}, self._turns)
+        another = [] if isinstance(second, Say) or second == first else [*encode("\n"), *self._spell(second)]
+        return [*encode("Let me see.\n\n"), *self._spell(first), *another]
 
     def _spell(self, decision: Say | Use) -> Ids:
         encode = self.renderer.text.encode

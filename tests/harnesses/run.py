@@ -58,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
         default="plain",
         help="the model writes JSON as json.dumps does (default), as no serialiser does, or a run each",
     )
+    parser.add_argument("--rich", action="store_true", help="the model says a sentence and makes two calls at once")
     parser.add_argument("--thinking", action="store_true", help="the model reasons before each answer")
     parser.add_argument(
         "--tokens", choices=("gateway", "engine"), default="gateway", help="who makes the prompts (default gateway)"
@@ -101,6 +102,7 @@ def run_all(runs: Sequence[tuple[Harness, Variant]], options: argparse.Namespace
             turns=options.turns,
             odd_arguments=odd,
             thinking=options.thinking,
+            rich=options.rich,
         )
         place = folder / ("odd" if odd else "plain")
         place.mkdir()
