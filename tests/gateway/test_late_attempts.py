@@ -21,7 +21,7 @@ ASK = {"model": "m", "messages": MESSAGES}
 
 @pytest.fixture
 def taken_over(gateway):
-    """A rollout whose attempts take each other's place: the first one's key, and what ends it and gives the second's."""
+    """A rollout in its first attempt: that one's key, and what ends it and gives the key of the second."""
     store = gateway.store
     queued = make_rollout("r")
     store.add_rollouts([queued])

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import threading
+import zlib
 
 import pytest
+import zstandard
 
-from fakes.engine import chunk, entries, plain, raw_stream, sse, stream, usage
+from fakes.engine import chunk, entries, gzipped, plain, raw_stream, sse, stream, usage
+from fakes.gateway import CHAT, MESSAGES
 from outrider.types import CallState, Fidelity, Mode
 
 
@@ -90,3 +95,55 @@ def test_an_engine_that_answers_a_stream_request_with_a_whole_body_is_recorded(e
     got = gateway.chat(gateway.open(), stream=True)
     assert got.json["choices"][0]["message"]["content"] == "x"
     assert gateway.call().fidelity is Fidelity.EXACT
+
+
+# -- compression -------------------------------------------------------------------------------------------------------
+
+FIRST = chunk({"content": "first"}, token_ids=[5], logprobs=entries(-1.0)) | {"prompt_token_ids": [1]}
+SECOND = chunk({"content": "second"}, token_ids=[6], logprobs=entries(-1.0), finish_reason="stop")
+ASKS = {
+    CHAT: {"messages": MESSAGES},
+    "/v1/messages": {"model": "m", "max_tokens": 9, "messages": MESSAGES},
+    "/v1/responses": {"model": "m", "input": "Hi"},
+}
+
+
+def plain_bytes(encoding):
+    """Undoes an encoding piece by piece."""
+    if encoding == "gzip":
+        return zlib.decompressobj(wbits=31).decompress
+    if encoding == "zstd":
+        return zstandard.ZstdDecompressor().decompressobj(read_across_frames=True).decompress
+    assert encoding is None
+    return bytes
+
+
+@pytest.mark.parametrize("path", ASKS)
+@pytest.mark.parametrize("mode", [Mode.PASSTHROUGH, Mode.RECORD, Mode.TRAIN])
+@pytest.mark.parametrize(
+    ("packed", "accepts"), [(False, "gzip"), (True, "identity"), (True, "gzip"), (True, "zstd")], ids=str
+)
+def test_S12_the_first_event_arrives_before_the_second_is_made(engine, start, path, mode, packed, accepts):
+    gate = threading.Event()
+    answer = stream(FIRST, SECOND, done=False, gate=gate)
+    engine.answers.append(gzipped(answer) if packed else answer)
+    with start(mode="passthrough", pack_answers=True) as gateway:
+        where = path if mode is Mode.PASSTHROUGH else f"/s/{gateway.open(mode=mode)}{path}"
+        connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30)
+        body = json.dumps(ASKS[path] | {"stream": True}).encode()
+        connection.request("POST", where, body, {"accept-encoding": accepts})
+        answer = connection.getresponse()
+        unpack = plain_bytes(answer.getheader("content-encoding"))
+        assert answer.getheader("content-length") is None
+        received = b""
+        while b"first" not in received:
+            received += unpack(answer.read1(65536))
+        assert b"second" not in received  # the engine waits for us before it makes the second
+        gate.set()
+        while data := answer.read1(65536):
+            received += unpack(data)
+        connection.close()
+        assert b"second" in received
+        if mode is not Mode.PASSTHROUGH:
+            assert gateway.call().state is CallState.COMPLETE
+            assert gateway.call().response.count(b"first") == 1
