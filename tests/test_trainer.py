@@ -294,6 +294,46 @@ def test_the_best_weights_are_kept_and_survive_pruning_and_a_restart(tmp_path):
     assert again.folder.best()["policy_version"] == 2, "as good is not better"
 
 
+def test_an_evaluation_goes_on_beside_the_next_step_and_its_weights_stay_until_it_has_ended(tmp_path):
+    run = Run(tmp_path / "run", by_member, steps=3, eval_every=1, schedule="disaggregated")
+    # The evaluation after step k cannot end before the gradient of step k + 1 is there.
+    run.agents.turns = lambda attempt_id: (
+        1 if not attempt_id.startswith("step-1-0001-greedy") or len(run.backend.batches) > 1 else 10**9
+    )
+    run(HELD_OUT)
+    order = [(r["kind"], r["step"]) for r in run.folder.records()]
+    assert order == [("eval", 0), ("step", 1), ("eval", 1), ("step", 2), ("eval", 2), ("step", 3), ("eval", 3)]
+    for record in run.folder.records():
+        if record["kind"] == "eval":
+            measured = run.store.rollouts(split=f"{record['name']}/greedy")
+            assert len(measured) == len(HELD_OUT)
+            versions = {
+                v for r in measured for c in run.store.calls(f"{r.id}.a1") for v in (c.version_start, c.version_end)
+            }
+            assert versions == {record["policy_version"]}, "weights changed while they were measured"
+
+
+@pytest.mark.parametrize("schedule", ["sync", "disaggregated"])
+def test_an_evaluation_that_a_crash_has_interrupted_is_made_up_for(tmp_path, schedule):
+    run = Run(tmp_path / "run", by_member, steps=4, eval_every=2, schedule=schedule)
+    append = run.folder.append
+
+    def dies(record):
+        if record["kind"] == "eval" and record["name"] == "step-2":
+            raise RunError("the machine went down")
+        append(record)
+
+    run.folder.append = dies
+    with pytest.raises(RunError, match="went down"):
+        run(HELD_OUT)
+    assert run.folder.latest().step == 2
+    again = Run(tmp_path / "run", by_member, store=run.store, steps=4, eval_every=2, schedule=schedule)
+    again(HELD_OUT)
+    order = [r["name"] if r["kind"] == "eval" else r["step"] for r in again.folder.records()]
+    assert order == ["before", 1, 2, "step-2", 3, 4, "after"]
+    assert all(r.attempt == 1 for r in again.store.rollouts(split="step-2/greedy")), "what had ended is not run again"
+
+
 def test_without_held_out_tasks_nothing_is_called_best(tmp_path):
     run = Run(tmp_path / "run", by_member, steps=1)
     run()

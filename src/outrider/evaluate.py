@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from outrider.config import RunConfig
 from outrider.protocols import Observer
@@ -34,15 +35,33 @@ def measure(
     observer: Observer,
 ) -> Json:
     """Run the held-out tasks through `run` and return the ``eval`` record of metrics.jsonl, without its times."""
+    begun = begin(name, config, tasks, step=step, policy_version=policy_version)
+    observer.phase(f"evaluate {name}", len(begun.rollouts))
+    return begun.record(run(begun.rollouts), config.reward.success) | {"failures": failures()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """An evaluation that has begun: the weights it is of, and the rollouts it needs."""
+
+    name: str
+    step: int
+    policy_version: int
+    rollouts: tuple[Rollout, ...]
+
+    def record(self, ended: Sequence[Rollout], threshold: float) -> Json:
+        """The ``eval`` record, but for its times and failures."""
+        found: Json = {"kind": "eval", "name": self.name, "step": self.step, "policy_version": self.policy_version}
+        for kind in ("greedy", "sampled"):
+            mine = [rollout for rollout in ended if rollout.split == f"{self.name}/{kind}"]
+            found[kind] = summarise(mine, threshold)
+        return found
+
+
+def begin(name: str, config: RunConfig, tasks: Sequence[Task], *, step: int, policy_version: int) -> Measurement:
+    """Plan the held-out rollouts; nothing runs yet."""
     planned = plan(name, step, tasks[: config.eval.limit or None], config.eval.samples)
-    observer.phase(f"evaluate {name}", len(planned))
-    rollouts = run(planned)
-    record: Json = {"kind": "eval", "name": name, "step": step, "policy_version": policy_version}
-    for kind in ("greedy", "sampled"):
-        mine = [rollout for rollout in rollouts if rollout.split == f"{name}/{kind}"]
-        record[kind] = summarise(mine, config.reward.success)
-    record["failures"] = failures()
-    return record
+    return Measurement(name=name, step=step, policy_version=policy_version, rollouts=tuple(planned))
 
 
 def plan(name: str, step: int, tasks: Sequence[Task], samples: int) -> list[Rollout]:

@@ -84,6 +84,7 @@ class Trainer:
         self.progress = progress
         self._saver = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
+        self._measuring: evaluate.Measurement | None = None
         self._sampler = sampler
         self._collector = Collector(parts.store, config.train)
         self._learner = Learner(
@@ -98,10 +99,8 @@ class Trainer:
             with self._scheduler(self._restore()) as scheduler:
                 before = self._evaluate("before", scheduler)
                 while self.progress.step < self.config.train.steps:
+                    self._evaluate_between(scheduler)
                     self._step(self.progress.step + 1, scheduler)
-                    every = self.config.eval.every
-                    if every and self.progress.step % every == 0 and self.progress.step < self.config.train.steps:
-                        self._evaluate(f"step-{self.progress.step}", scheduler)
                 self._await_checkpoint()
                 after = self._evaluate("after", scheduler)
         finally:
@@ -134,6 +133,9 @@ class Trainer:
             self._phase(f"step {step}: update", config.epochs)
             # The last step's weights must be on disk before they change.
             update = self._learner.update(step, batch, timer, before_change=self._await_checkpoint)
+            if self._measuring is not None:
+                self._finish_measuring(scheduler)
+                timer.skip()
             self._publish()
             timer.lap("publish")
             record |= update_record(update.stats, update.optim) | update.record()
@@ -143,6 +145,8 @@ class Trainer:
             self.parts.gateway.resume(self.progress.policy_version)
             record |= {"skipped": True, "loss": 0.0, "tokens": 0, "tokens_computed": 0}
             self._say(f"step {step} has nothing to learn from ({_counts(excluded)}); weights stay as they are")
+            if self._measuring is not None:
+                self._finish_measuring(scheduler)
         self.progress.step = step
         record |= self._learner.record()
         record["policy_version"] = self.progress.policy_version
@@ -187,21 +191,42 @@ class Trainer:
 
     def _evaluate(self, name: str, scheduler: Scheduler) -> Json:
         """Measure on the held-out tasks, or return what an earlier start of this run measured."""
-        done = self.parts.folder.evaluation(name)
-        if done is not None and (name != "after" or done["step"] == self.progress.step):
-            self.parts.observer.record(done)
+        done = self._measured(name)
+        if done is not None:
             return done
+        self._begin_measuring(name, scheduler)
+        return self._finish_measuring(scheduler)
+
+    def _evaluate_between(self, scheduler: Scheduler) -> None:
+        """Begin what is due before the next step. Where rollouts run beside the trainer it may last until a publish."""
+        step, every = self.progress.step, self.config.eval.every
+        if every and step and step % every == 0 and self._measured(f"step-{step}") is None:
+            self._begin_measuring(f"step-{step}", scheduler)
+            if self.config.train.schedule != "disaggregated":
+                self._finish_measuring(scheduler)
+
+    def _measured(self, name: str) -> Json | None:
+        done = self.parts.folder.evaluation(name)
+        if done is None or (name == "after" and done["step"] != self.progress.step):
+            return None
+        self.parts.observer.record(done)
+        return done
+
+    def _begin_measuring(self, name: str, scheduler: Scheduler) -> None:
         self._check_stop()
-        record = evaluate.measure(
-            name,
-            self.config,
-            self.held_out,
-            step=self.progress.step,
-            policy_version=self.progress.policy_version,
-            run=scheduler.run,
-            failures=self.parts.reconciler.take_failures,
-            observer=self.parts.observer,
-        )
+        step, version = self.progress.step, self.progress.policy_version
+        self._measuring = evaluate.begin(name, self.config, self.held_out, step=step, policy_version=version)
+        self._phase(f"evaluate {name}", len(self._measuring.rollouts))
+        scheduler.start(self._measuring.rollouts)
+
+    def _finish_measuring(self, scheduler: Scheduler) -> Json:
+        """Wait for the evaluation that has begun. Until then its weights must stay."""
+        measuring, self._measuring = self._measuring, None
+        assert measuring is not None
+        record = measuring.record(scheduler.finish(measuring.rollouts), self.config.reward.success)
+        # Of attempts that failed beside a step's the step counts all.
+        beside = self.config.train.schedule == "disaggregated" and measuring.name not in ("before", "after")
+        record["failures"] = {} if beside else self.parts.reconciler.take_failures()
         if self.config.eval.keep_best and self._is_best(record):
             record["best"] = True
         self._record(record)
