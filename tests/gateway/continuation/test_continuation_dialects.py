@@ -111,3 +111,20 @@ def test_responses_are_one_row(gateway, engine, renderer, stream):
             ]
     assert reply.output_text == "Done."
     assert len(rows(gateway)) == 1
+
+
+def test_responses_that_name_the_last_one_go_on_after_a_restart(start, folder, engine, renderer):
+    """Each gateway knows but one call; the history and the sampled ids are both read from the store."""
+    tool = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
+    engine.says += scripted(renderer.text.encode)
+    key, request = "", {"model": "policy", "input": [USER], "tools": [tool]}
+    for turn in range(TURNS):
+        with start(mode="train", tokenizer=str(folder)) as gateway:
+            key = key or gateway.open()
+            got = gateway.post(f"/s/{key}/v1/responses", request)
+            assert got.status == 200, got.body
+            calls = [item for item in got.json["output"] if item["type"] == "function_call"]
+            results = [{"type": "function_call_output", "call_id": item["call_id"], "output": "5"} for item in calls]
+            request = {**request, "input": results, "previous_response_id": got.json["id"]}
+            if turn == TURNS - 1:
+                assert len(rows(gateway)) == 1
