@@ -125,6 +125,20 @@ def write_format(folder: Path, name: str, *, template: str | None = None) -> Pat
     return folder
 
 
+def write_library_format(folder: Path) -> Path:
+    """As Qwen3's: tools are introduced in the words of the ``renderers`` library, which are the template's."""
+    from renderers import qwen3
+
+    head, foot = (json.dumps(text)[1:-1].replace("'", "\\'") for text in (qwen3._TOOLS_HEADER, qwen3._TOOLS_FOOTER))
+    template = QWEN.replace("'# Tools\\n<tools>'", f"'{head}'")
+    template = template.replace(
+        "'\\n</tools>\\nAnswer in <tool_call></tool_call>.<|im_end|>\\n'", f"'{foot}<|im_end|>\\n'"
+    )
+    write_format(folder, "qwen", template=template.replace('\\"', '"'))
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    return folder
+
+
 def byte_level(control: Sequence[str], markers: Sequence[str] = ()) -> Tokenizer:
     """A byte-level BPE with some merges: any text has ids, and most have several."""
     made = Tokenizer(models.BPE())

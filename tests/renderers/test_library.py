@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fakes.chat_format import QWEN, write_format
+from fakes.chat_format import write_format, write_library_format
 from outrider.errors import ConfigError, RequestError
 from outrider.renderers.library import AutoRenderer, LibraryRenderer
 from outrider.renderers.template import TemplateRenderer
@@ -29,18 +29,7 @@ RESULT = {"role": "tool", "tool_call_id": "c1", "content": "5"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """As Qwen3's folder: the tools are introduced in the library's own words, which are the template's."""
-    from renderers import qwen3
-
-    head, foot = (json.dumps(text)[1:-1].replace("'", "\\'") for text in (qwen3._TOOLS_HEADER, qwen3._TOOLS_FOOTER))
-    template = QWEN.replace("'# Tools\\n<tools>'", f"'{head}'")
-    template = template.replace(
-        "'\\n</tools>\\nAnswer in <tool_call></tool_call>.<|im_end|>\\n'", f"'{foot}<|im_end|>\\n'"
-    )
-    template = template.replace('\\"', '"')
-    made = write_format(tmp_path_factory.mktemp("library") / "model", "qwen", template=template)
-    (made / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
-    return made
+    return write_library_format(tmp_path_factory.mktemp("library") / "model")
 
 
 @pytest.fixture(scope="module")

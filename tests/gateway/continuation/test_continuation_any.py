@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes.chat_format import END, TEMPLATES, spelled_out, write_format
+from fakes.chat_format import END, TEMPLATES, spelled_out, write_format, write_library_format
 from fakes.memory_store import MemoryStore
 from fakes.records import make_call
 from fakes.talk import TOOL
@@ -21,6 +21,7 @@ from outrider.dialects.openai_completions import OpenAICompletions
 from outrider.gateway.capture import capture
 from outrider.gateway.continuation.turns import Continuation
 from outrider.gateway.counters import Counters
+from outrider.renderers.library import LibraryRenderer
 from outrider.renderers.template import TemplateRenderer
 
 CHAT, COMPLETIONS = OpenAIChat(), OpenAICompletions()
@@ -76,7 +77,8 @@ steps = st.builds(
 @pytest.fixture(scope="module")
 def renderers(tmp_path_factory):
     root = tmp_path_factory.mktemp("formats")
-    return {name: TemplateRenderer(write_format(root / name, name)) for name in TEMPLATES}
+    made = {name: TemplateRenderer(write_format(root / name, name)) for name in TEMPLATES}
+    return {**made, "library": LibraryRenderer(write_library_format(root / "library"))}
 
 
 @dataclass
@@ -120,7 +122,7 @@ class Bench:
         encoded = self.renderer.text.encode(text)
         if said.spelled and self.name == "smol":  # where no marker has to be one token
             encoded = spelled_out(self.renderer.text._full, text)
-        return encoded + ([] if said.cut and encoded else [self.renderer.text.added[END[self.name]]])
+        return encoded + ([] if said.cut and encoded else [self.renderer.text.added[END.get(self.name, "<|im_end|>")]])
 
 
 def cosmetic(message, chance):
@@ -150,7 +152,7 @@ def answers(message, step):
 
 @settings(deadline=None, max_examples=40)
 @given(system=st.booleans(), script=st.lists(steps, min_size=2, max_size=6), data=st.data())
-@pytest.mark.parametrize("name", list(TEMPLATES))
+@pytest.mark.parametrize("name", [*TEMPLATES, "library"])
 def test_an_honest_agent_continues_wherever_the_template_lets_it(renderers, name, system, script, data):
     bench = Bench(name, renderers[name])
 
@@ -176,7 +178,7 @@ def test_an_honest_agent_continues_wherever_the_template_lets_it(renderers, name
             # Qwen-like: reasoning since the last question is forgotten once there is a new one.
             thinks = (thinks and not dropped) or bool(said.thought)
             asks = any(one["role"] == "user" for one in new)
-            dropped = name == "qwen" and thinks and asks
+            dropped = name in ("qwen", "library") and thinks and asks
             if asks:
                 thinks = False
             messages = [*(cosmetic(one, chance) if one["role"] == "assistant" else one for one in messages)]
@@ -188,7 +190,7 @@ def test_an_honest_agent_continues_wherever_the_template_lets_it(renderers, name
 
 @settings(deadline=None, max_examples=40)
 @given(script=st.lists(steps, min_size=2, max_size=6), data=st.data())
-@pytest.mark.parametrize("name", list(TEMPLATES))
+@pytest.mark.parametrize("name", [*TEMPLATES, "library"])
 def test_a_dishonest_agent_gets_a_branch_or_a_break(renderers, name, script, data):
     """It drops, repeats and changes messages as it likes."""
     bench = Bench(name, renderers[name])
