@@ -7,12 +7,13 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import openai
 import pytest
 
 from fakes.balancer import Balancer
-from fakes.engine import chunk, stream
+from fakes.engine import ScriptedEngine, chunk, stream
 from fakes.gateway import ADMIN_KEY, MESSAGES, wait_for
 from fakes.postgres_server import running_postgres
 from fakes.process import GatewayProcess
@@ -32,18 +33,91 @@ def postgres():
 
 @pytest.fixture
 def url(postgres):
-    with postgres.admin() as admin:
-        admin.execute("DROP SCHEMA IF EXISTS outrider CASCADE")
     return postgres.url
 
 
-@pytest.fixture
-def gateways(engine, url, tmp_path):
+@contextlib.contextmanager
+def three(engine, postgres):
+    """Gateway processes on an empty store."""
+    with postgres.admin() as admin:
+        admin.execute("DROP SCHEMA IF EXISTS outrider CASCADE")
     with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(GatewayProcess(engine, tmp_path, store=url, mode="train", log_level="off"))
-            for _ in range(3)
-        ]
+        options = {"store": postgres.url, "mode": "train", "log_level": "off"}
+        yield [stack.enter_context(GatewayProcess(engine, Path(), **options)) for _ in range(3)]
+
+
+@pytest.fixture(scope="module")
+def shared_engine():
+    with ScriptedEngine() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def lasting(shared_engine, postgres):
+    """For tests that end none of them."""
+    with three(shared_engine, postgres) as gateways:
+        yield gateways
+
+
+@pytest.fixture
+def engine(shared_engine):
+    shared_engine.forget()
+    return shared_engine
+
+
+@pytest.fixture
+def gateways(engine, postgres):
+    with three(engine, postgres) as gateways:
+        yield gateways
+
+
+def test_a_key_opened_at_one_holds_at_all_until_one_seals_it(lasting):
+    key = lasting[0].client.open_attempt("a")["key"]
+    for gateway in lasting:
+        assert ask(gateway, key).status_code == 200
+    lasting[2].client.seal_attempt("a")
+    for gateway in lasting:
+        assert ask(gateway, key).status_code == 403
+    assert lasting[1].client.attempt("a")["calls"] == 3
+
+
+def ask(gateway, key, **fields):
+    with openai.OpenAI(base_url=f"{gateway.base_url}/s/{key}/v1", api_key="-", max_retries=0) as client:
+        try:
+            answer = client.chat.completions.with_raw_response.create(model="policy", messages=MESSAGES, **fields)
+        except openai.APIStatusError as error:
+            return error.response
+        return answer.http_response
+
+
+def test_a_pause_and_a_version_reach_all_of_them(engine, lasting, url):
+    key = lasting[0].client.open_attempt("b")["key"]
+    gate = threading.Event()
+    engine.answers.append(stream(chunk({"content": "a"}), chunk({}, finish_reason="stop"), gate=gate))
+    with ThreadPoolExecutor(8) as pool:
+        slow = pool.submit(ask, lasting[1], key)
+        wait_for(lambda: len(engine.received) == 1)
+        assert lasting[0].client.pause(0.5) == 1  # of another gateway
+        assert [gateway.client.health()["paused"] for gateway in lasting] == [True] * 3
+        pausing = pool.submit(lasting[2].client.pause, 60)
+        time.sleep(0.3)
+        assert not pausing.done()
+        gate.set()
+        assert pausing.result(60) == 0
+        assert slow.result(60).status_code == 200
+        held = [pool.submit(ask, gateway, key) for gateway in lasting]
+        time.sleep(0.5)
+        assert len(engine.received) == 1
+        assert not any(one.done() for one in held)
+        lasting[1].client.resume(4)
+        assert [one.result(60).status_code for one in held] == [200] * 3
+        wait_for(lambda: [gateway.client.health()["policy_version"] for gateway in lasting] == [4] * 3)
+    store = PostgresStore(url)
+    try:
+        calls = store.calls("b")
+    finally:
+        store.close()
+    assert [call.version_start for call in calls] == [None, 4, 4, 4]
 
 
 class Agent(threading.Thread):
@@ -123,55 +197,6 @@ def test_one_is_killed_and_one_ends_and_all_agents_go_on(engine, gateways, url):
         for name in agent.answered:
             assert stored[name].fidelity is Fidelity.EXACT
     assert [call.seq for call in calls] == sorted({call.seq for call in calls})
-
-
-def test_a_key_opened_at_one_holds_at_all_until_one_seals_it(gateways):
-    key = gateways[0].client.open_attempt("a")["key"]
-    for gateway in gateways:
-        assert ask(gateway, key).status_code == 200
-    gateways[2].client.seal_attempt("a")
-    for gateway in gateways:
-        assert ask(gateway, key).status_code == 403
-    assert gateways[1].client.attempt("a")["calls"] == 3
-
-
-def ask(gateway, key, **fields):
-    with openai.OpenAI(base_url=f"{gateway.base_url}/s/{key}/v1", api_key="-", max_retries=0) as client:
-        try:
-            answer = client.chat.completions.with_raw_response.create(model="policy", messages=MESSAGES, **fields)
-        except openai.APIStatusError as error:
-            return error.response
-        return answer.http_response
-
-
-def test_a_pause_and_a_version_reach_all_of_them(engine, gateways, url):
-    key = gateways[0].client.open_attempt("a")["key"]
-    gate = threading.Event()
-    engine.answers.append(stream(chunk({"content": "a"}), chunk({}, finish_reason="stop"), gate=gate))
-    with ThreadPoolExecutor(8) as pool:
-        slow = pool.submit(ask, gateways[1], key)
-        wait_for(lambda: len(engine.received) == 1)
-        assert gateways[0].client.pause(0.5) == 1  # of another gateway
-        assert [gateway.client.health()["paused"] for gateway in gateways] == [True] * 3
-        pausing = pool.submit(gateways[2].client.pause, 60)
-        time.sleep(0.3)
-        assert not pausing.done()
-        gate.set()
-        assert pausing.result(60) == 0
-        assert slow.result(60).status_code == 200
-        held = [pool.submit(ask, gateway, key) for gateway in gateways]
-        time.sleep(0.5)
-        assert len(engine.received) == 1
-        assert not any(one.done() for one in held)
-        gateways[1].client.resume(4)
-        assert [one.result(60).status_code for one in held] == [200] * 3
-        wait_for(lambda: [gateway.client.health()["policy_version"] for gateway in gateways] == [4] * 3)
-    store = PostgresStore(url)
-    try:
-        calls = store.calls("a")
-    finally:
-        store.close()
-    assert [call.version_start for call in calls] == [None, 4, 4, 4]
 
 
 def test_a_killed_one_is_not_waited_for_long_and_a_new_one_starts_paused(engine, gateways, url, tmp_path):

@@ -120,6 +120,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets=sockets)
         if self._parent_watch is not None:
             self._parent_watch.cancel()
+        await self._gateway.end()
         self._gateway.close()
         await asyncio.sleep(0)  # lets closed connections leave the loop
 

@@ -90,13 +90,13 @@ class Operations:
         deadline = time.monotonic() + self._drain_timeout_s
         while self._limits.in_flight and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)
-        if self.fleet is not None:
-            await self.fleet.leave()
         return not self._limits.in_flight
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        if self.fleet is not None:
+            await self.fleet.leave()
         if self._tracer is not None:
-            self._tracer.close()
+            await asyncio.to_thread(self._tracer.close)
 
     # -- routes ----------------------------------------------------------------------------------------------------
 

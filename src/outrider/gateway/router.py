@@ -120,9 +120,12 @@ class Gateway:
         """Refuse new calls and wait for those under way; returns whether all have ended in time."""
         return await self._operations.drain()
 
+    async def end(self) -> None:
+        """Say good-bye to those that `begin` told of this gateway. Before `close`."""
+        await self._operations.close()
+
     def close(self) -> None:
         self._replicas.close()
-        self._operations.close()
 
     def replica_states(self) -> list[Json]:
         """As `Replicas.states`."""
