@@ -174,7 +174,8 @@ def test_S09_a_broken_plain_answer_is_told_and_kept_out(start, way, streamed):
             assert is_error(way, got.json), fault
             call = failed(gateway, fault)
             assert call.status == 502
-            assert call.error.startswith("upstream_") or way.translated, fault
+            unnamed = way.translated and fault in ("nothing in it", "something else")  # the translator's own words
+            assert call.error.startswith("upstream_") or unnamed, fault
 
 
 # -- streams -----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 
 import pytest
@@ -277,6 +278,22 @@ async def test_an_answer_to_HEAD_has_no_body():
     async with Server([b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"], OK) as server:
         assert await fetch(server, "HEAD", b"") == (200, b"")
         assert await fetch(server) == (200, b"ok")
+
+
+async def test_no_socket_left_is_our_own_trouble():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ended = []
+    async with Server(OK, OK) as server:
+        server.upstream.ended = lambda code, status: ended.append(code)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            with pytest.raises(UpstreamError, match="no socket left") as caught:
+                await fetch(server)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert (caught.value.code, caught.value.status, caught.value.retry_after_s) == ("gateway_exhausted", 503, 1)
+        assert await fetch(server) == (200, b"ok")
+        assert ended == ["gateway_exhausted", None]
 
 
 async def test_nobody_there_is_a_refusal():

@@ -113,14 +113,14 @@ class RecordedCall:
             record.failed(f"the upstream answered with status {status}")
             return record.reader.error_body(status, body)
         shown = record.reader.body(body)
+        found = record.reader.result()
+        if not found.choices and (found.problem or not record.reader.error):
+            problem = found.problem or "it has no choices"
+            raise UpstreamError("upstream_invalid", f"its answer cannot be read: {problem}")
         if record.reader.error:
             record.failed(record.reader.error)
             # In the upstream's own protocol the agent gets what it would have got without us, the 200 included.
             return ErrorReply(502 if self._translated else status, shown)
-        found = record.reader.result()
-        if not found.choices:
-            problem = found.problem or "it has no choices"
-            raise UpstreamError("upstream_invalid", f"its answer cannot be read: {problem}")
         return ErrorReply(status, shown)
 
     async def _no_answer(self, error: UpstreamError) -> None:

@@ -71,7 +71,7 @@ class Replica:
             if status < 500:
                 self._bad = 0
                 self._proven_at = time.monotonic()
-        elif code != "aborted":
+        elif code not in ("aborted", "gateway_exhausted"):
             self.failures += 1
             if code in NEVER_SENT:  # other failures may be the call's own, and a probe tells
                 self._failed()

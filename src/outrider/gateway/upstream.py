@@ -8,6 +8,7 @@ rest of the gateway sees of it is `Upstream.call`, `UpstreamCall` and `UpstreamE
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import ssl
 import time
@@ -20,6 +21,8 @@ from outrider.gateway.upstream_errors import Code, Timeouts, UpstreamError
 
 Headers = Sequence[tuple[bytes, bytes]]
 
+# Of ours, and no sign that the upstream is ill: too many files for the process or the machine, no port, no memory.
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
 HIGH_WATER = 1 << 20  # bytes read ahead of a slow agent before reading stops
 
 
@@ -98,6 +101,9 @@ class Upstream:
                 "upstream_connect_timeout", f"{self.name} did not accept a connection in {limit_s:g} s"
             ) from None
         except OSError as error:
+            if error.errno in _EXHAUSTED:
+                problem = f"the gateway has no socket left: {error}"
+                raise UpstreamError("gateway_exhausted", problem, retry_after_s=1) from error
             raise UpstreamError("upstream_unreachable", f"cannot connect to {self.name}: {error}") from error
         return made
 

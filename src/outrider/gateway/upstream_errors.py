@@ -14,6 +14,7 @@ Code = Literal[
     "upstream_cut",
     "upstream_invalid",
     "upstream_unavailable",
+    "gateway_exhausted",
     "aborted",
 ]
 
@@ -26,6 +27,7 @@ _STATUS: dict[Code, int] = {
     "upstream_cut": 502,
     "upstream_invalid": 502,
     "upstream_unavailable": 503,
+    "gateway_exhausted": 503,
     "aborted": 499,
 }
 
@@ -34,7 +36,8 @@ class UpstreamError(Exception):
     """The upstream gave no whole answer. `status` is what an agent should get, if it got none yet.
 
     ``upstream_cut`` is an answer that broke off, ``upstream_invalid`` one that makes no sense, ``upstream_unavailable``
-    that every replica is known to be down, ``aborted`` that we gave up ourselves.
+    that every replica is known to be down, ``gateway_exhausted`` that we have no socket left, ``aborted`` that we gave
+    up ourselves.
     """
 
     def __init__(self, code: Code, message: str, *, retry_after_s: int = 0) -> None:
