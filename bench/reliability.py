@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 import reliability_clients
 import reliability_disk
+import reliability_fuzz
 import reliability_kill
 from reliability_rig import Result
 
@@ -32,6 +33,7 @@ CHECKS: Checks = {
     "slow": lambda given: reliability_clients.slow_clients(),
     "body": lambda given: reliability_clients.large_bodies() + reliability_clients.bombs(),
     "leaks": lambda given: reliability_clients.leaks(given.calls),
+    "fuzz": lambda given: reliability_fuzz.check(given.fuzz_minutes, given.seed),
 }
 
 
@@ -68,6 +70,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gigabytes", type=float, default=1.0, help="size of the large store")
     parser.add_argument("--stall-s", type=float, default=30.0, help="how long the store's writer is held up")
     parser.add_argument("--calls", type=int, default=4000, help="calls of each kind whose memory is measured")
+    parser.add_argument("--fuzz-minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the lines here too")
     return parser.parse_args()

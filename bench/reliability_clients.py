@@ -59,7 +59,7 @@ async def trickle(port: int, key: str, kind: int) -> float:
             elif kind == 2:
                 await reader.read(1)  # a byte a second of an answer of some 100 KB
             await asyncio.sleep(1)
-            if kind != 2 and reader.at_eof() or writer.transport.is_closing():
+            if (kind != 2 and reader.at_eof()) or writer.transport.is_closing():
                 break
     writer.transport.abort()
     return time.monotonic() - began

@@ -39,6 +39,8 @@ class Load:
         before = len(self.acknowledged)
         tasks = [asyncio.create_task(self._agent(gateway.port, number)) for number in range(CONNECTIONS)]
         while len(self.acknowledged) == before:
+            if all(task.done() for task in tasks):
+                raise RuntimeError(f"the gateway answered nobody; refused: {dict(self.refused)}")
             await asyncio.sleep(0.01)
         await asyncio.sleep(kill_after_s)
         gateway.kill()

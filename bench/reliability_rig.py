@@ -164,7 +164,11 @@ class GatewayProcess:
         self.ready_s = time.monotonic() - began
 
     def _said(self, at: int) -> bytes:
-        return os.pread(self._log.fileno(), 1 << 20, at)
+        return os.pread(self._log.fileno(), 1 << 26, at)
+
+    def said(self) -> str:
+        """All that it wrote, to both of its outputs."""
+        return self._said(0).decode("utf-8", "replace")
 
     def kill(self) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):

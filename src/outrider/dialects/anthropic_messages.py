@@ -64,7 +64,7 @@ class AnthropicMessages:
     ) -> UpstreamRequest:
         if not self.translated:
             return prepare_native(request, overrides=overrides, model=model, names=_NAMES)
-        translation = to_chat(_fields(request), late_system=self._late_system)
+        translation = to_chat(wire.decode_fields(request), late_system=self._late_system)
         return prepare_translated(translation, overrides=overrides, tokens=tokens, model=model)
 
     def reader(self, request: UpstreamRequest) -> ReplyReader:
@@ -80,7 +80,7 @@ class AnthropicMessages:
     # -- wire.TokenCounter: an upstream that speaks chat only counts by answering with one token ------------------
 
     def count_request(self, body: bytes, *, model: str = "") -> UpstreamRequest:
-        asked = count_to_chat(_fields(self.parse(body)), late_system=self._late_system).request
+        asked = count_to_chat(wire.decode_fields(self.parse(body)), late_system=self._late_system).request
         asked |= {"max_tokens": 1} | ({"model": model} if model else {})
         return UpstreamRequest(body=_encode(asked), sampling={}, path=CHAT_PATH)
 
@@ -98,10 +98,6 @@ class AnthropicMessages:
 
 def _count(tokens: int) -> bytes:
     return _encode({"input_tokens": tokens})
-
-
-def _fields(request: WireRequest) -> Json:
-    return {name: msgspec.json.decode(raw) for name, raw in request.fields.items()}
 
 
 def _error(status: int, message: str, code: str | None) -> Json:

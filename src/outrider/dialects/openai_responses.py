@@ -64,7 +64,7 @@ class OpenAIResponses:
     ) -> UpstreamRequest:
         if not self.translated:
             return prepare_native(request, overrides=overrides, model=model, names=_NAMES)
-        fields = {name: msgspec.json.decode(raw) for name, raw in request.fields.items()}
+        fields = wire.decode_fields(request)
         translation = to_chat(
             fields,
             id=PREFIX + call_id if call_id else "",
@@ -93,7 +93,10 @@ class OpenAIResponses:
 
     def names(self, request: WireRequest) -> str:
         raw = request.fields.get("previous_response_id")
-        named = None if raw is None or not self.translated else msgspec.json.decode(raw)
+        try:
+            named = None if raw is None or not self.translated else msgspec.json.decode(raw)
+        except (msgspec.DecodeError, RecursionError):
+            named = None  # `prepare` says what is wrong with it
         return named.removeprefix(PREFIX) if isinstance(named, str) and named.startswith(PREFIX) else ""
 
     def knows(self, owner: str, call_id: str) -> bool:

@@ -63,6 +63,7 @@ def parse_request(body: bytes, head: msgspec.json.Decoder[Any]) -> WireRequest:
         body.decode()  # skipped strings are not checked by the JSON parser
         checked = head.decode(body)
         fields = _fields.decode(body)
+        sampling = {name: msgspec.json.decode(fields[name]) for name in SAMPLING & fields.keys()}
     except UnicodeDecodeError as error:
         raise RequestError(f"The request body is not valid UTF-8 (byte {error.start}).") from None
     except msgspec.ValidationError as error:
@@ -71,8 +72,17 @@ def parse_request(body: bytes, head: msgspec.json.Decoder[Any]) -> WireRequest:
         raise RequestError(f"The request body could not be parsed as JSON: {error}.") from None
     except RecursionError:
         raise RequestError("The request body is nested too deeply.") from None
-    sampling = {name: msgspec.json.decode(fields[name]) for name in SAMPLING & fields.keys()}
     return WireRequest(body=body, fields=fields, model=checked.model, stream=bool(checked.stream), sampling=sampling)
+
+
+def decode_fields(request: WireRequest) -> Json:
+    """All of them, to look into. Raises `RequestError`."""
+    try:
+        return {name: msgspec.json.decode(raw) for name, raw in request.fields.items()}
+    except msgspec.DecodeError as error:  # a number beyond a float: it has passed what reads no values
+        raise RequestError(f"The request is not valid: {error}.") from None
+    except RecursionError:
+        raise RequestError("The request body is nested too deeply.") from None
 
 
 def prepare_request(
@@ -120,7 +130,7 @@ def prepare_request(
 
 
 def _is_true(raw: msgspec.Raw | None) -> bool:
-    return _decode_or_none(raw) is True
+    return raw is not None and bytes(raw) == b"true"
 
 
 def _decode_or_none(raw: msgspec.Raw | None) -> Any:

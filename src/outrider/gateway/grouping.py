@@ -82,15 +82,26 @@ def _turns(fields: Mapping[str, msgspec.Raw]) -> Iterator[tuple[bool, bytes]]:
     for name in ("instructions", "messages", "input", "prompt"):
         if name not in fields:
             continue
-        value = msgspec.json.decode(fields[name])
-        for item in value if isinstance(value, list) else [value]:
-            if name == "input" and isinstance(item, str):
-                item = {"role": "user", "content": item}
-            if not isinstance(item, dict):
-                yield False, _encode(item)
-            elif item.get("type") not in _IGNORED:
-                said = item.get("role") == "assistant" or item.get("type") in _SAID
-                yield said, _encode([item.get("role") or item.get("type"), _meaning(item)])
+        try:
+            yield from list(_turns_of(name, msgspec.json.decode(fields[name])))
+        except (msgspec.MsgspecError, RecursionError):  # numbers out of range, or nested too deeply to look into
+            yield False, bytes(fields[name])
+
+
+def _turns_of(name: str, value: Any) -> Iterator[tuple[bool, bytes]]:
+    for item in value if isinstance(value, list) else [value]:
+        if name == "input" and isinstance(item, str):
+            item = {"role": "user", "content": item}
+        if not isinstance(item, dict):
+            yield False, _encode(item)
+        elif _type(item) not in _IGNORED:
+            said = item.get("role") == "assistant" or _type(item) in _SAID
+            yield said, _encode([item.get("role") or item.get("type"), _meaning(item)])
+
+
+def _type(item: Json) -> str:
+    kind = item.get("type")
+    return kind if isinstance(kind, str) else ""
 
 
 def _meaning(item: Json) -> list[Any]:
@@ -99,8 +110,8 @@ def _meaning(item: Json) -> list[Any]:
     for name in ("content", "output", "input"):
         if item.get(name) is not None:
             parts += _parts(item[name])
-    calls = item.get("tool_calls") or ()
-    for call in [*calls, *([item] if item.get("type") in _SAID else [])]:
+    calls = item.get("tool_calls")
+    for call in [*(calls if isinstance(calls, list) else ()), *([item] if _type(item) in _SAID else ())]:
         if isinstance(call, dict):
             function = call.get("function")
             function = function if isinstance(function, dict) else call
@@ -115,7 +126,7 @@ def _parts(content: Any) -> list[Any]:
     for block in content:
         if not isinstance(block, dict):
             found.append(block)
-        elif block.get("type") in _IGNORED:
+        elif _type(block) in _IGNORED:
             continue
         elif isinstance(block.get("text"), str):
             found.append(block["text"])
