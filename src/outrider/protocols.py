@@ -46,8 +46,8 @@ class Store(Protocol):
         Raises `StoreBusy` at once when the queue is full; the future raises `StoreError` when the commit fails.
         """
 
-    def calls(self, attempt_id: str) -> list[Call]:
-        """The calls of one attempt, in order of commit."""
+    def calls(self, attempt_id: str, after: int = 0) -> list[Call]:
+        """The calls of one attempt with a sequence number above `after`, in order of commit."""
 
     def call(self, call_id: str) -> Call | None: ...
 

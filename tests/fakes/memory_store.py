@@ -46,9 +46,9 @@ class MemoryStore:
                 future.set_result(len(self._calls))
         return future
 
-    def calls(self, attempt_id: str) -> list[Call]:
+    def calls(self, attempt_id: str, after: int = 0) -> list[Call]:
         with self._lock:
-            return [call for call in self._calls if call.attempt_id == attempt_id]
+            return [call for call in self._calls if call.attempt_id == attempt_id and call.seq > after]
 
     def call(self, call_id: str) -> Call | None:
         with self._lock:

@@ -56,7 +56,7 @@ class ReadStore:
     def attempts(self, rollout_id):
         return self.all_attempts.get(rollout_id, [])
 
-    def calls(self, attempt_id):
+    def calls(self, attempt_id, after=0):
         return self.all_calls.get(attempt_id, [])
 
     def rewards(self, attempt_id):

@@ -80,8 +80,8 @@ class RowStore(ABC):
         operation = Operation(self._insert_call, lambda: [self.call_row(call)], taken)
         return self.submit(operation, len(call.request) + len(call.response))
 
-    def calls(self, attempt_id: str) -> list[Call]:
-        return self._calls("WHERE attempt_id = ? ORDER BY seq", (attempt_id,))
+    def calls(self, attempt_id: str, after: int = 0) -> list[Call]:
+        return self._calls("WHERE attempt_id = ? AND seq > ? ORDER BY seq", (attempt_id, after))
 
     def call(self, call_id: str) -> Call | None:
         return _first(self._calls("WHERE id = ?", (call_id,)))

@@ -141,3 +141,19 @@ def test_memory_is_bounded_and_what_was_forgotten_is_read_again(gateway, engine,
         assert f"did {n}" in renderer.text.decode(talk.prompt())
     assert talks[0].counted() == {"opened": 4, "continued": 4}
     assert branches._tokens <= 60 or len(branches._attempts) == 1
+
+
+def test_a_history_that_breaks_at_each_turn_reads_each_call_from_the_store_but_once(talk, monkeypatch):
+    """Where a harness sends no reasoning back, every call continues nothing, and the store is asked each time."""
+    read = []
+    calls = type(talk.gateway.store).calls
+    monkeypatch.setattr(
+        type(talk.gateway.store), "calls", lambda *asked: read.append(len(found := calls(*asked))) or found
+    )
+    messages = [USER]
+    for turn in range(6):
+        message = talk.ask(messages, f"<think>\nhm\n</think>\n\n{CALL}{END}", tools=[TOOL])
+        message.pop("reasoning_content")
+        messages += [message, result(message, str(turn))]
+    assert talk.counted() == {"opened": 1, "broke: reasoning dropped by the harness": 5}
+    assert read == [1] * 5

@@ -37,6 +37,8 @@ class Attempt:
     branches: OrderedDict[bytes, Branch] = field(default_factory=OrderedDict)
     calls: set[str] = field(default_factory=set)
     """Ids of the calls that are in here, or can't be."""
+    read_to: int = 0
+    """Sequence number up to which the store was read for it."""
 
     def find(self, talk: Talk) -> tuple[int, Branch] | None:
         """The longest beginning of `talk` that is a branch, short of all of it: how many messages, and which."""

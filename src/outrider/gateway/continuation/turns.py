@@ -184,15 +184,22 @@ class Continuation:
 
     async def _recall(self, attempt_id: str) -> None:
         """Read the calls of the attempt that another gateway served, or this one before it was started again."""
-        known = set(self._branches.attempt(attempt_id).calls)
-        found = await asyncio.to_thread(self._recorded, attempt_id, known)
+        attempt = self._branches.attempt(attempt_id)
+        found, read_to = await asyncio.to_thread(self._recorded, attempt_id, set(attempt.calls), attempt.read_to)
+        if self._branches.attempt(attempt_id) is attempt:  # not forgotten in the meantime
+            attempt.read_to = max(attempt.read_to, read_to)
         for call, asked, answers in found:
             if call.id not in self._branches.attempt(attempt_id).calls:
                 self.keep(attempt_id, call, asked, answers)
 
-    def _recorded(self, attempt_id: str, known: set[str]) -> list[tuple[Call, Asked, dict[int, Json]]]:
-        found = []
-        for call in self._store.calls(attempt_id):
+    def _recorded(
+        self, attempt_id: str, known: set[str], after: int
+    ) -> tuple[list[tuple[Call, Asked, dict[int, Json]]], int]:
+        """The calls beyond `after` that are not `known`, and up to where they need not be read again."""
+        found: list[tuple[Call, Asked, dict[int, Json]]] = []
+        read_to, unclear = after, False
+        for call in self._store.calls(attempt_id, after):
+            read_to = read_to if unclear else call.seq
             dialect = self._dialects.get(call.dialect)
             if call.id in known or dialect is None or not _usable(call) or call.prompt_ids is None:
                 continue
@@ -201,10 +208,13 @@ class Continuation:
                 owner = owner_of(attempt_id)  # it may name an earlier answer, which the dialect has been told by now
                 prepared = dialect.prepare(request, overrides={}, tokens=True, owner=owner, call_id=call.id)
                 asked = self._read(prepared, answered=True)
-            except (LeftToEngine, RequestError):
+            except LeftToEngine:
+                continue
+            except RequestError:  # it names an answer that the dialect may be told of later
+                read_to, unclear = (read_to if unclear else call.seq - 1), True
                 continue
             found.append((call, asked, self._answers(call, asked.request)))
-        return found
+        return found, read_to
 
     def _answers(self, call: Call, request: ChatRequest) -> dict[int, Json]:
         """The answers of a recorded call, as they were told, by index of their choice."""
