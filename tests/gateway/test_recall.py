@@ -97,6 +97,20 @@ def test_a_response_that_nobody_gave_is_404_in_openais_shape(engine, gateway):
     assert engine.received == []
 
 
+@pytest.mark.parametrize("mode", ["train", "record"])
+@pytest.mark.parametrize(
+    "named", ['"resp_\\ud800"', '"resp_\\u0000é"', "5", '["resp_x"]', "[" * 5000 + "]" * 5000, '{"a": 1e999}', '""']
+)
+def test_a_name_that_is_none_is_refused(engine, start, mode, named):
+    with start(mode=mode) as gateway:
+        path = f"/s/{gateway.open()}{RESPONSES}" if mode == "train" else RESPONSES
+        body = b'{"model": "m", "input": "x", "previous_response_id": %b}' % named.encode()
+        got = gateway.post(path, body)
+        assert got.status in (400, 404), got.body
+        assert set(got.json["error"]) == {"message", "type", "param", "code"}
+    assert engine.received == []
+
+
 def test_what_was_not_to_be_kept_or_failed_is_not_found(engine, start):
     with start(mode="train") as gateway:
         key = gateway.open()
