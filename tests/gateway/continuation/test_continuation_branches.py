@@ -18,6 +18,11 @@ def rewritten(message):
     return echo
 
 
+def as_text(message):
+    """As smolagents sends calls back."""
+    return {"role": "assistant", "content": f"Calling tools:\n{[call['function'] for call in message['tool_calls']]}"}
+
+
 @pytest.mark.parametrize(
     ("cause", "change"),
     [
@@ -29,6 +34,8 @@ def rewritten(message):
         ("history rewritten", lambda m: {"messages": [m[0], {**USER, "content": "What?"}, *m[2:]]}),
         ("history rewritten", lambda m: {"messages": [*m[:2], {**m[2], "content": "Hm."}, m[3]]}),
         ("tool call rewritten by the harness", lambda m: {"messages": [*m[:2], rewritten(m[2]), m[3]]}),
+        ("tool call rewritten by the harness", lambda m: {"messages": [*m[:2], as_text(m[2]), USER]}),
+        ("history rewritten", lambda m: {"messages": [*m[:2], {**m[2], "content": "By the way."}, m[3]]}),
     ],
 )
 def test_a_break_is_named_counted_and_opens_a_branch(talk, cause, change):

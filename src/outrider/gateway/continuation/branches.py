@@ -140,6 +140,6 @@ def _changed(ours: Meaning, theirs: Meaning) -> Break:
     if ours.role == theirs.role == "assistant":
         if ours.text == theirs.text and ours.calls == theirs.calls:
             return Break.REASONING_DROPPED_BY_HARNESS if not theirs.reasoning else Break.HISTORY_REWRITTEN
-        if ours.text == theirs.text and ours.calls:
+        if ours.calls and ours.calls != theirs.calls:  # also where it became a part of the text
             return Break.CALL_REWRITTEN
     return Break.HISTORY_REWRITTEN
