@@ -17,9 +17,10 @@ from fakes.gateway import ADMIN_KEY, CHAT, COMPLETIONS, MESSAGES, wait_for
 from fakes.process import GatewayProcess
 from fakes.records import make_call
 from outrider.errors import StoreBusy, StoreError
+from outrider.gateway.counters import Counters
 from outrider.gateway.logs import CallLog, LineHandler, LogWriter
 from outrider.gateway.note import Note
-from outrider.gateway.prometheus import Metrics
+from outrider.gateway.prometheus import Gauges, Metrics
 from outrider.types import CallState, Fidelity, Mode
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
@@ -30,7 +31,11 @@ def scrape(gateway):
     """Each sample by its name and labels, as Prometheus reads it."""
     got = gateway.request("GET", "/metrics", headers=ADMIN)
     assert (got.status, got.headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
-    families = list(text_string_to_metric_families(got.body.decode()))
+    return read(got.body)
+
+
+def read(body):
+    families = list(text_string_to_metric_families(body.decode()))
     assert len({family.name for family in families}) == len(families)
     return {
         (sample.name, *sorted(sample.labels.items())): sample.value for family in families for sample in family.samples
@@ -128,6 +133,32 @@ def test_an_answer_without_a_record_would_be_counted():
         other = Note(**({"dialect": "openai_chat", "kept": True} | fields))
         other.end(200)
         assert not other.dropped
+
+
+def test_breaks_are_counted_by_cause():
+    counters = Counters()
+    for outcome in ("continued", "opened", "broke: tools changed", "broke: tools changed", "engine: an image"):
+        counters.continuation(outcome)
+    counters.rewarded("final", "judge")
+    counters.rewarded("feedback", "agent")
+    gauges = Gauges(
+        in_flight=0,
+        upstream_in_flight=0,
+        store_queue=3,
+        paused=False,
+        draining=True,
+        policy_version=None,
+        log_lines_lost=2,
+    )
+    samples = read(Metrics().render(counters.snapshot(), gauges))
+    assert total(samples, "outrider_continuations_total", outcome="broke", cause="tools changed") == 2
+    assert total(samples, "outrider_continuations_total", outcome="engine", cause="an image") == 1
+    assert total(samples, "outrider_continuations_total", outcome="continued", cause="") == 1
+    assert total(samples, "outrider_rewards_total", source="agent") == 1
+    assert samples[("outrider_store_queue",)] == 3
+    assert samples[("outrider_draining",)] == 1
+    assert samples[("outrider_log_lines_lost_total",)] == 2
+    assert not any(key[0] == "outrider_policy_version" for key in samples)
 
 
 def test_labels_hold_nothing_that_an_agent_chose(engine, start):

@@ -44,7 +44,11 @@ class GatewayServer:
         self._socket = _bind(options.host, options.port)
         try:
             self.store = open_store(options.store, synchronous=options.store_synchronous)
-            self._gateway = Gateway(options, self.store, dialects, log_writer)
+            try:
+                self._gateway = Gateway(options, self.store, dialects, log_writer)
+            except BaseException:
+                self.store.close()
+                raise
         except BaseException:
             self._socket.close()
             raise
