@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from fakes.engine import chunk, stream
+from fakes.engine import Answer, chunk, stream
 from fakes.gateway import CHAT, MESSAGES, wait_for
 from fakes.process import GatewayProcess
 from outrider.errors import ConfigError, SetupError, StoreError
@@ -85,6 +85,29 @@ def test_a_kill_at_any_moment_loses_no_answered_call(engine, tmp_path, store):
         assert call.state in (CallState.COMPLETE, CallState.CANCELLED)
         assert call.fidelity is Fidelity.EXACT or call.state is CallState.CANCELLED
     assert [call.seq for call in store.calls_after(0, 10**6)] == list(range(1, len(store.calls("attempt-1")) + 1))
+
+
+def test_a_kill_leaves_nothing_of_calls_that_were_under_way_and_a_restart_goes_on(engine, tmp_path, store):
+    key = open_session(store)
+    begun = stream(chunk({"content": "a"}), chunk({"content": "b"}), end="hang", done=False)
+    with GatewayProcess(engine, tmp_path / "s.sqlite3") as gateway:
+        waiting = []
+        for answer in (Answer(delay_s=60), begun):  # a plain one before its first byte, a stream inside
+            engine.answers.append(answer)
+            connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30)
+            connection.request("POST", f"/s/{key}{CHAT}", json.dumps({"messages": MESSAGES, "stream": answer is begun}))
+            waiting.append(connection)
+            wait_for(lambda: len(engine.received) == len(waiting))
+        assert b'"a"' in waiting[1].getresponse().readline()
+        gateway.kill()
+        wait_for(lambda: engine.aborted == 2)
+        for connection in waiting:
+            connection.close()
+        gateway.start()
+        assert store.calls_after(0) == []  # no half row
+        status, _, answer = get(gateway, f"/s/{key}{CHAT}", json.dumps({"messages": MESSAGES}))
+        assert (status, answer["choices"][0]["finish_reason"]) == (200, "stop")
+    assert [call.state for call in store.calls("attempt-1")] == [CallState.COMPLETE]
 
 
 def test_SIGTERM_lets_a_stream_end_and_then_the_process(engine, tmp_path, store):
