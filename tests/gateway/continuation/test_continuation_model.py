@@ -12,7 +12,8 @@ from outrider.types import Fidelity
 
 pytestmark = pytest.mark.model
 
-QUESTIONS = ["What is the capital of France?", "And of Italy?", "Which of the two is larger? Answer briefly."]
+PARTS = [{"type": "text", "text": "And of Italy?"}, {"type": "text", "text": "Answer in one sentence."}]
+QUESTIONS = ["What is the capital of France?", PARTS, "Which of the two is larger? Answer briefly."]
 
 
 @pytest.fixture(scope="module")
