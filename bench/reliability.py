@@ -28,6 +28,7 @@ Checks = dict[str, Callable[[argparse.Namespace], list[Result]]]
 
 CHECKS: Checks = {
     "kill": lambda given: reliability_kill.check(given.kills, given.gigabytes, given.seed),
+    "restart": lambda given: reliability_kill.check_restart(),
     "disk": lambda given: reliability_disk.check(),
     "stalled": lambda given: reliability_disk.check_stalled(given.stall_s),
     "slow": lambda given: reliability_clients.slow_clients(),

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import random
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -210,3 +211,66 @@ def check(kills: int, gigabytes: float, seed: int) -> list[Result]:
     with running_postgres() as url:
         found += kill_check("PostgreSQL", url, kills=kills, seed=seed)
     return found + large_store_check(gigabytes)
+
+
+# -- a restart in the middle of everything -----------------------------------------------------------------------------
+
+TURNS = 6
+
+
+def restart_check(label: str, *, signal_name: str) -> list[Result]:
+    """64 agents on the OpenAI SDK as it comes, two retries within some 1.5 s, while the gateway dies and is started
+    again, as soon as its supervisor would."""
+    with sqlite_store() as store:
+        keys = open_sessions(store, CONNECTIONS)
+        with running_upstream() as upstream, GatewayProcess(upstream=upstream.url, store=store) as gateway:
+            outcomes, away_s = asyncio.run(_restart(gateway, keys, signal_name))
+        rows, problems = read_all(store)
+    through = sum(outcome == "" for outcome in outcomes)
+    answered = [f"agent-{number}-{turn}" for number in range(CONNECTIONS) for turn in range(TURNS)]
+    lost = [name for name in answered if not rows[name] and not outcomes[int(name.split("-")[1])]]
+    return [
+        Result(check=f"restart, {label}", figure=f"{CONNECTIONS} attempts in flight, away for {away_s:.2f} s", ok=True),
+        Result(check="  attempts that went on to their end", figure=f"{through}", ok=through == CONNECTIONS),
+        Result(check="  answered calls lost", figure=str(len(lost)), ok=not lost),
+        Result(check="  half or wrong rows", figure=f"{len(problems)} of {rows.total()}", ok=not problems),
+        *(Result(check="  stopped by", figure=text, ok=False) for text in sorted(set(filter(None, outcomes)))[:3]),
+    ]
+
+
+async def _restart(gateway: GatewayProcess, keys: list[str], signal_name: str) -> tuple[list[str], float]:
+    """Why each agent stopped, empty for none; and how long there was no gateway."""
+    import openai
+
+    async def agent(number: int) -> str:
+        base_url = f"http://127.0.0.1:{gateway.port}/s/{keys[number]}/v1"
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="any") as client:
+            history: list[dict[str, str]] = []
+            for turn in range(TURNS):
+                name = f"agent-{number}-{turn}"
+                history.append({"role": "user", "content": name})
+                try:
+                    reply = await client.chat.completions.create(
+                        model="policy",
+                        messages=history,  # type: ignore[arg-type]
+                        user=name,
+                        extra_body={"x_fault": "slow"},
+                    )
+                except openai.OpenAIError as error:
+                    return f"{type(error).__name__}: {error}"
+                history.append({"role": "assistant", "content": reply.choices[0].message.content or ""})
+                await asyncio.sleep(0.1)
+        return ""
+
+    agents = [asyncio.create_task(agent(number)) for number in range(CONNECTIONS)]
+    await asyncio.sleep(0.6)
+    began = time.monotonic()
+    gateway.process.send_signal(getattr(signal, signal_name))
+    await asyncio.to_thread(gateway.process.wait)
+    await asyncio.to_thread(gateway.start)
+    away_s = time.monotonic() - began
+    return list(await asyncio.gather(*agents)), away_s
+
+
+def check_restart() -> list[Result]:
+    return restart_check("kill -9", signal_name="SIGKILL") + restart_check("SIGTERM", signal_name="SIGTERM")
