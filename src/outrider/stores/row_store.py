@@ -6,6 +6,7 @@ A statement marks its parameters with ``?``; no other question mark is in one.
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -58,7 +59,7 @@ class RowStore(ABC):
         self._insert_session = (
             insert_into("sessions", packing.SESSION_COLUMNS) + " ON CONFLICT DO NOTHING" + returning.format("key_hash")
         )
-        self._bodies = Bodies()  # the writer thread's own
+        self._local = threading.local()
 
     @abstractmethod
     def submit(self, operation: Operation, size: int = 0) -> Future[int]:
@@ -69,8 +70,16 @@ class RowStore(ABC):
         """The rows of a SELECT. Raises `StoreError`."""
 
     def call_row(self, call: Call) -> Row:
-        """Called on the writer's thread."""
         return packing.call_row(call, self._bodies)
+
+    @property
+    def _bodies(self) -> Bodies:
+        """The calling thread's own."""
+        try:
+            found: Bodies = self._local.bodies
+        except AttributeError:
+            found = self._local.bodies = Bodies()
+        return found
 
     # -- calls, rewards --------------------------------------------------------------------------------------------
 
@@ -101,7 +110,7 @@ class RowStore(ABC):
         return [packing.reward_from(row) for row in rows]
 
     def _calls(self, where: str, values: Row) -> list[Call]:
-        bodies = Bodies()
+        bodies = self._bodies
         return [packing.call_from(row, bodies) for row in self.query(f"{SELECT_CALLS} {where}", values)]
 
     # -- sessions --------------------------------------------------------------------------------------------------
