@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -92,6 +93,25 @@ async def test_one_that_is_gone_is_waited_for_once():
     assert store.values(fleet.MEMBERS)[gone._name] == ""
     assert await one.pause(0.0) == 0
     await one.leave()
+
+
+@pytest.mark.parametrize(("age_s", "held"), [(60.0, True), (fleet.FORGOTTEN_S + 60, False)])
+async def test_one_that_starts_takes_up_a_pause_unless_it_was_forgotten(monkeypatch, age_s, held):
+    store = MemoryStore()
+    one, _ = member(store)
+    told = time.time() - age_s
+    with monkeypatch.context() as before:
+        before.setattr(fleet.time, "time", lambda: told)
+        await one.pause(0.0)
+    late, admission = member(store, wait_s=0.05)
+    if held:
+        with pytest.raises(Refused):
+            await admission.enter(Anybody())
+    else:
+        await admission.enter(Anybody())
+    await one.pause(0.0)  # a new one counts
+    await late._look()
+    assert admission.paused
 
 
 async def test_a_store_that_fails_pauses_nobody(monkeypatch):

@@ -4,8 +4,9 @@ What was told last stands in the store (``fleet:control``), and each gateway loo
 pause is on, each writes down how many calls it still has in flight (``fleet:member:ID``), so that the one that was told
 can wait for all. A gateway that was killed falls silent, and is no longer waited for after `SILENT_S`.
 
-A gateway that starts during a pause begins paused. A new policy version counts from the resume that brought it: a
-gateway that has not seen it yet still holds its calls back, so no call is recorded under a version it didn't have.
+A gateway that starts during a pause begins paused, unless whoever paused has forgotten about it (`FORGOTTEN_S`). A new
+policy version counts from the resume that brought it: a gateway that has not seen it yet still holds its calls back, so
+no call is recorded under a version it didn't have.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ log = logging.getLogger("outrider.gateway")
 POLL_S = 0.2
 BEAT_S = 1.0  # between two signs of life
 SILENT_S = 6.0  # a member without one is taken to be gone
+FORGOTTEN_S = 3600.0  # a pause this old is not taken up by a gateway that starts
 CONTROL = "fleet:control"
 MEMBERS = "fleet:member:"
 
@@ -35,6 +37,8 @@ class _Control(msgspec.Struct):
     """Grows with each pause and resume."""
     paused: bool = False
     version: int | None = None
+    at: float = 0.0
+    """When it was told, by the clock of the gateway that was told."""
 
 
 class _Member(msgspec.Struct):
@@ -91,7 +95,7 @@ class Fleet:
 
     async def _tell(self, *, paused: bool, version: int | None) -> None:
         known = await asyncio.to_thread(self._read)
-        control = _Control(epoch=max(known.epoch, self._seen.epoch) + 1, paused=paused, version=version)
+        control = _Control(epoch=max(known.epoch, self._seen.epoch) + 1, paused=paused, version=version, at=time.time())
         await asyncio.to_thread(self._store.set_value, CONTROL, msgspec.json.encode(control).decode())
         self._seen = control
 
@@ -117,8 +121,10 @@ class Fleet:
     async def _look(self) -> None:
         control = await asyncio.to_thread(self._read)
         if control.epoch > self._seen.epoch:
-            self._seen = control
-            if control.paused:
+            starts, self._seen = self._seen.epoch == 0, control
+            if control.paused and starts and time.time() - control.at > FORGOTTEN_S:
+                log.warning("the store holds a pause that is over an hour old; it is not taken up")
+            elif control.paused:
                 self._admission.hold()
             elif control.version is not None:
                 self._admission.admit(control.version)
