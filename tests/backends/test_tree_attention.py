@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from outrider.backends import tree_attention
 from outrider.backends.packing import pack
 from outrider.backends.tree_attention import BLOCK, TreeAttention, TreePlans
 
@@ -27,16 +28,20 @@ def row_by_row(q, k, v, paths, window):
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("window", [None, 1, 7])
-def test_outputs_and_gradients_equal_attention_row_by_row(share, window):
+@pytest.mark.parametrize("most", [1 << 18, 2000])
+def test_outputs_and_gradients_equal_attention_row_by_row(monkeypatch, share, window, most):
+    monkeypatch.setattr(tree_attention, "TILE_SCORES", {"cpu": most})
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, 9, 40)
     rows = [np.concatenate([prompt[: rng.integers(0, 40)], rng.integers(0, 9, rng.integers(1, 30))]) for _ in range(9)]
     rows.append(rng.integers(0, 9, 2 * BLOCK + 10))  # longer than a block
     (made,) = pack([row.astype(np.int32) for row in rows], token_budget=10_000, share_prefixes=share)
     torch.manual_seed(0)
-    inputs = [torch.randn(made.size, heads, 8, dtype=torch.float64, requires_grad=True) for heads in (6, 2, 2)]
+    inputs = [
+        torch.randn(made.size, *shape, dtype=torch.float64, requires_grad=True) for shape in ((6, 8), (2, 8), (2, 5))
+    ]
     plan = TreePlans(made.chains, torch.device("cpu")).plan(window)
-    out = TreeAttention.apply(*inputs, plan, 0.3)
+    out = TreeAttention.apply(*(item.transpose(0, 1) for item in inputs), plan, 0.3)
     expected = row_by_row(*inputs, made.paths, window)
     torch.testing.assert_close(out, expected)
     weight = torch.randn_like(out)
