@@ -6,12 +6,14 @@ import contextlib
 import http.client
 import json
 import random
+import resource
 import socket
 import subprocess
 import sys
 import threading
 import time
 
+import psutil
 import pytest
 
 from fakes.engine import Answer, chunk, stream
@@ -163,6 +165,16 @@ def test_a_stream_that_does_not_end_is_cut_and_told(engine, tmp_path, store, how
         connection.close()
         assert gateway.wait() == 0
     assert [call.state for call in store.calls("attempt-1")] == [CallState.INTERRUPTED]
+
+
+def test_it_takes_as_many_files_as_it_may(engine, tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))  # what the process begins with
+    try:
+        with GatewayProcess(engine, tmp_path / "s.sqlite3") as gateway:
+            assert psutil.Process(gateway.process.pid).rlimit(psutil.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_with_nothing_under_way_it_ends_at_once(engine, tmp_path):

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -173,11 +174,19 @@ def serve(options: GatewayOptions) -> None:
     # A call makes many short-lived containers and no cycles. By default the collector walks them all, time and again.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+    _take_all_files()
     try:
         server.run()
     finally:
         logging.getLogger("outrider").removeHandler(handler)
         writer.close()
+
+
+def _take_all_files() -> None:
+    """Each call under way holds two sockets, and the usual soft limit is 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -137,23 +137,25 @@ class Delivery:
 
     async def _retry_or_raise(self, error: UpstreamError) -> None:
         may = RETRIED_CODES if self._repeatable else NEVER_SENT
-        if error.code in may and not self._exchange.gone and self._replica is not None:
-            self._tried.append(self._replica)
-            if await self._retry(0, str(error), None):
+        replica = self._replica
+        if error.code in may and not self._exchange.gone and replica is not None:
+            self._tried.append(replica)
+            if await self._retry(replica, 0, str(error), None):
                 return
             if not self._route.replicas.any_up:
                 raise self._nobody(str(error)) from error
         raise error
 
     async def _retry_status(self, call: UpstreamCall) -> bool:
-        if not self._repeatable or forbids_retry(call.headers):
+        replica = self._replica
+        if not self._repeatable or forbids_retry(call.headers) or replica is None:
             return False
-        if call.status != RATE_LIMITED and self._replica is not None:
-            self._tried.append(self._replica)
-        return await self._retry(call.status, f"status {call.status}", retry_after(call.headers))
+        if call.status != RATE_LIMITED:
+            self._tried.append(replica)
+        return await self._retry(replica, call.status, f"status {call.status}", retry_after(call.headers))
 
-    async def _retry(self, status: int, error: str, retry_after_s: float | None) -> bool:
-        """Wait until it may be sent again; false where it may not, and then the last outcome stands."""
+    async def _retry(self, replica: Replica, status: int, error: str, retry_after_s: float | None) -> bool:
+        """Wait until it may be sent again after `replica`; false where it may not, and then the last outcome stands."""
         ended_at = time.monotonic()
         elsewhere = bool(self._tried) and self._route.replicas.has_other(self._tried)
         if elsewhere:
@@ -170,11 +172,12 @@ class Delivery:
         except Refused:
             return False
         self.abort()
+        replica.retries += 1
         waited_s = time.monotonic() - ended_at
         self._waited_s += waited_s
         self.retries.append(
             Retry(
-                replica=self.replica,
+                replica=replica.name,
                 status=status,
                 error=error,
                 duration_s=ended_at - self._sent_at,

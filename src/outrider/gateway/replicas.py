@@ -48,6 +48,10 @@ class Replica:
         self.calls = 0
         self.failures = 0
         """Calls that got no whole answer from it, since the start."""
+        self.retries = 0
+        """Calls that were sent again after it, there or elsewhere."""
+        self.moved = 0
+        """Rollouts that left it for another."""
         self.times_down = 0
         self._health = health
         self._bad = 0  # failures in a row
@@ -119,6 +123,8 @@ class Replica:
             "in_flight": self.upstream.in_flight,
             "calls": self.calls,
             "failures": self.failures,
+            "retries": self.retries,
+            "moved": self.moved,
             "times_down": self.times_down,
         }
 
@@ -141,7 +147,6 @@ class Replicas:
             raise ConfigError(f"upstream: name at least one, and each of them once: {', '.join(names)}.")
         self._only = self._all[0] if len(self._all) == 1 else None
         self._pins: OrderedDict[str, Replica] = OrderedDict()
-        self._moved = 0
         self._turn = 0
         self.retry_after_s = math.ceil(health.interval_s * health.rise)
         """How soon a replica that is down may be found to be up."""
@@ -151,16 +156,12 @@ class Replicas:
         return any(replica.up for replica in self._all)
 
     def states(self) -> list[Json]:
-        """Of each replica: `replica` (its URL), `up`, `in_flight`, `calls`, `failures`, `times_down`, `pinned`."""
+        """Of each replica its URL, `replica`; `up`, `in_flight` and `pinned` as they are now; `calls`, `failures`,
+        `retries`, `moved` and `times_down` since the start."""
         pinned = dict.fromkeys(self._all, 0)
         for replica in self._pins.values():
             pinned[replica] += 1
         return [replica.state() | {"pinned": pinned[replica]} for replica in self._all]
-
-    @property
-    def moved(self) -> int:
-        """Rollouts that went on with another replica than before, since the start."""
-        return self._moved
 
     def watch(self) -> None:
         """Look after several replicas from now on. A single one is looked at only while it is down."""
@@ -183,15 +184,19 @@ class Replicas:
             self._pins.move_to_end(pin)
             return pinned
         up = [replica for replica in self._all if replica.up]
-        candidates = [replica for replica in up if replica not in tried] or up
-        if not candidates:
+        untried = [replica for replica in up if replica not in tried]
+        if not up:
             return None
+        if pinned is not None and pinned.up and not untried:
+            return pinned
+        candidates = untried or up
         if not pin:
             self._turn += 1
             return min(_rotated(candidates, self._turn), key=_load)
         chosen = _by_rendezvous(pin, candidates)
+        if pinned is not None and not pinned.up:
+            pinned.moved += 1
         if pinned is None or not pinned.up:
-            self._moved += pinned is not None
             self._pin(pin, chosen)
         return chosen
 
