@@ -114,6 +114,43 @@ def test_the_callers_own_key_is_taken_out_whatever_it_looks_like():
     assert hits == {"credential": 1}
 
 
+def conversation(*texts):
+    return call_with(json.dumps({"messages": [{"role": "user", "content": text} for text in texts]}).encode())
+
+
+def test_a_conversation_that_comes_again_is_looked_through_where_it_is_new(monkeypatch):
+    redactor, looked = Redactor(), []
+    spans = Redactor._spans
+    monkeypatch.setattr(Redactor, "_spans", lambda self, text, keys: looked.append(text) or spans(self, text, keys))
+    old, secret = "a long and harmless message " * 4, "write to ada@mail.example.org " * 4
+    for _ in range(2):
+        redacted, hits = redactor.call(conversation(old, secret))
+        assert hits == {"email": 4}
+        assert b"ada@" not in redacted.request
+        assert old.encode() in redacted.request
+    assert old in looked[0]
+    assert not any(old in text for text in looked[1:])
+    assert [secret in text for text in looked if text.strip("\n\0")] == [True, True]
+
+
+def test_a_key_is_found_in_a_text_that_was_harmless_under_another_key():
+    redactor = Redactor()
+    call = conversation("the words hunter2-hunter2 stand in a text that is long enough to be remembered")
+    assert redactor.call(call, ["another-key"])[1] == {}
+    redacted, hits = redactor.call(call, ["hunter2-hunter2"])
+    assert hits == {"credential": 1}
+    assert b"hunter2" not in redacted.request
+    assert redactor.call(call, ["hunter2-hunter2"])[1] == {"credential": 1}
+
+
+def test_texts_that_are_remembered_are_bounded(monkeypatch):
+    monkeypatch.setattr("outrider.gateway.redact.SEEN", 10)
+    redactor = Redactor()
+    for number in range(100):
+        redactor.call(conversation(f"message number {number} of a talk that goes on and on without an end in sight"))
+    assert len(redactor._seen._young) + len(redactor._seen._old) <= 20
+
+
 @pytest.mark.parametrize("escaped", ["\\u0061da@mail.example.org", "ada\\u0040mail.example.org"])
 def test_an_escape_hides_nothing(escaped):
     redacted, hits = REDACTOR.call(call_with(b'{"messages": [{"role": "user", "content": "%b"}]}' % escaped.encode()))

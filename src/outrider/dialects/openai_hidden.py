@@ -13,15 +13,13 @@ from typing import Any
 
 import msgspec
 
-Fields = dict[str, msgspec.Raw]
-Spans = list[tuple[int, int, bytes]]
-"""From where to where in the text, and what stands there instead; in no order."""
+from outrider.jsontext import Spans, replaced, value_spans
 
+Fields = dict[str, msgspec.Raw]
 NULL = msgspec.Raw(b"null")
 _IDS = b'token_ids"'  # the end of both names
 _ID_MEMBER = re.compile(rb'"(?:prompt_)?token_ids"[ \t\r\n]*:[ \t\r\n]*\[')
 _PROMPT = b'"prompt_'
-_COLON = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
 _COMMA = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*")
 _SPACE = b" \t\r\n"
 _LOOK_BACK = 64  # bytes in which a comma before a member is looked for
@@ -62,7 +60,7 @@ def shown(data: bytes, known: Known | None, *, ids: bool, logprobs: bool, model:
         return data
     try:
         spans = None if known is None else _spans(data, known, ids, logprobs, model)
-        return _taken_apart(data, ids, logprobs, model) if spans is None else _replaced(data, spans)
+        return _taken_apart(data, ids, logprobs, model) if spans is None else replaced(data, spans)
     except (msgspec.DecodeError, RecursionError):
         return data
 
@@ -72,9 +70,9 @@ def _spans(data: bytes, known: Known, ids: bool, logprobs: bool, model: msgspec.
     spans = _id_spans(data, known.id_lists) if ids else []
     if logprobs and spans is not None:
         values = [choice.logprobs for choice in _reply_logprobs.decode(data).choices]
-        spans = _joined(spans, _value_spans(data, b'"logprobs"', values, b"null"))
+        spans = _joined(spans, value_spans(data, b'"logprobs"', values, b"null"))
     if model is not None and spans is not None:
-        spans = _joined(spans, _value_spans(data, b'"model"', [known.model], bytes(model)))
+        spans = _joined(spans, value_spans(data, b'"model"', [known.model], bytes(model)))
     return spans
 
 
@@ -105,32 +103,6 @@ def _id_spans(data: bytes, id_lists: int) -> Spans | None:
         last = end
         at = data.find(_IDS, end)
     return spans if len(spans) == id_lists else None
-
-
-def _value_spans(data: bytes, name: bytes, values: list[msgspec.Raw], new: bytes) -> Spans | None:
-    """Those of `values`, in the order of the text, with `new` for each; the empty ones aren't there."""
-    spans: Spans = []
-    at = data.find(name)
-    for value in filter(None, map(bytes, values)):
-        colon = _COLON.match(data, at + len(name)) if at >= 0 else None
-        if colon is None or not data.startswith(value, colon.end()) or data[at - 1 : at] == b"\\":
-            return None
-        if value != new:
-            spans.append((colon.end(), colon.end() + len(value), new))
-        at = data.find(name, colon.end() + len(value))
-    return spans if at < 0 else None
-
-
-def _replaced(data: bytes, spans: Spans) -> bytes:
-    if not spans:
-        return data
-    parts: list[bytes] = []
-    position = 0
-    for start, end, new in sorted(spans):
-        parts += (data[position:start], new)
-        position = end
-    parts.append(data[position:])
-    return b"".join(parts)
 
 
 def _taken_apart(data: bytes, ids: bool, logprobs: bool, model: msgspec.Raw | None) -> bytes:

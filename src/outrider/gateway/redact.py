@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import bisect
 import functools
+import hashlib
 import importlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from outrider.jsontext import replaced, value_spans
 from outrider.types import Call, Choice, Fidelity
 
 # Module and class; their kind; and what a text must hold for a look to be worth it, where a look takes long. Left out
@@ -80,11 +82,24 @@ _SPELLED = frozenset({"token_ids", "prompt_token_ids", "logprobs"})
 _NO_IDS = np.zeros(0, dtype=np.int32)
 _NO_LOGPROBS = np.zeros(0, dtype=np.float32)
 _MIN_CREDENTIAL = 8
+SEEN = 16_384
+SHORT = 64  # characters; to look through fewer costs no more than to remember them
 
 _decode = msgspec.json.decode
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_choice_fields = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _encode = msgspec.json.Encoder().encode
+
+
+class _SpelledChoice(msgspec.Struct, gc=False):
+    token_ids: msgspec.Raw = msgspec.Raw()
+    logprobs: msgspec.Raw = msgspec.Raw()
+
+
+class _SpelledReply(msgspec.Struct, gc=False):
+    prompt_token_ids: msgspec.Raw = msgspec.Raw()
+    choices: list[_SpelledChoice] = []
+
+
+_spelled = msgspec.json.Decoder(_SpelledReply)
 
 
 @dataclass(slots=True)
@@ -111,11 +126,38 @@ class _Pattern(NamedTuple):
     """One of them must be there; none where a look is cheap."""
 
 
+class _Seen:
+    """Texts in which nothing was found: an agent sends its whole conversation again with every call.
+
+    They are known by a hash, the last `SEEN` of them at least. Safe to share between threads.
+    """
+
+    def __init__(self) -> None:
+        self._young: set[bytes] = set()
+        self._old: set[bytes] = set()
+
+    def clean(self, text: str) -> bool:
+        if len(text) < SHORT:
+            return False
+        digest = _digest(text)
+        return digest in self._young or digest in self._old
+
+    def add(self, texts: Iterable[str]) -> None:
+        self._young.update(_digest(text) for text in texts if len(text) >= SHORT)
+        if len(self._young) >= SEEN:
+            self._old, self._young = self._young, set()
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
 class Redactor:
     """`patterns` are the user's own. The library is loaded with the first call, which a trainer may never make."""
 
     def __init__(self, patterns: Sequence[str] = ()) -> None:
         self._own = patterns
+        self._seen = _Seen()
 
     @functools.cached_property
     def _patterns(self) -> list[_Pattern]:
@@ -194,25 +236,32 @@ class Redactor:
 
     def _clean(self, leaves: list[_Leaf], credentials: Sequence[str], hits: Counter[str]) -> bool:
         """Take what is found out of the leaves' texts; returns whether there was anything."""
+        credentials = [credential for credential in credentials if len(credential) >= _MIN_CREDENTIAL]
         runs: dict[Any, list[_Leaf]] = {}
         for number, leaf in enumerate(leaves):
             runs.setdefault(number if leaf.run is None else leaf.run, []).append(leaf)
+        looked: list[str] = []  # the texts of runs that have to be looked through
         ordered: list[_Leaf] = []
         starts: list[int] = []
-        parts: list[str] = []
+        owners: list[int] = []  # of each leaf its text
         position = 0
         for run in runs.values():
+            text = run[0].text if len(run) == 1 else "".join(leaf.text for leaf in run)
+            if self._seen.clean(text) and not any(credential in text for credential in credentials):
+                continue
             for leaf in run:
                 ordered.append(leaf)
                 starts.append(position)
-                parts.append(leaf.text)
+                owners.append(len(looked))
                 position += len(leaf.text)
-            parts.append(_BETWEEN)
+            looked.append(text)
             position += len(_BETWEEN)
-        spans = self._spans("".join(parts), credentials)
+        spans = self._spans(_BETWEEN.join(looked), credentials)
+        found = set()
         for span in reversed(spans):  # from the end, so that positions before it still hold
             hits[span.kind] += 1
             first = bisect.bisect_right(starts, span.start) - 1
+            found.add(owners[first])
             for number in range(first, len(ordered)):
                 start = starts[number]
                 if start >= span.end and number > first:
@@ -221,6 +270,7 @@ class Redactor:
                 mark = f"[redacted:{span.kind}]" if number == first else ""
                 head, tail = max(0, span.start - start), max(0, span.end - start)
                 ordered[number].text = text[:head] + mark + text[tail:]
+        self._seen.add(text for number, text in enumerate(looked) if number not in found)
         return bool(spans)
 
     def _spans(self, text: str, credentials: Sequence[str]) -> list[_Span]:
@@ -236,11 +286,9 @@ class Redactor:
             if name is not None:
                 found.append(_Span(name.start(), match.end(), "email"))
         for credential in credentials:
-            if len(credential) >= _MIN_CREDENTIAL:
-                found += [
-                    _Span(match.start(), match.end(), "credential")
-                    for match in re.finditer(re.escape(credential), text)
-                ]
+            found += [
+                _Span(match.start(), match.end(), "credential") for match in re.finditer(re.escape(credential), text)
+            ]
         spans: list[_Span] = []
         found = [span for span in found if span.end > span.start]
         for span in sorted(found, key=lambda span: (span.start, -span.end)):
@@ -287,16 +335,19 @@ def _slim(body: bytes) -> bytes:
     if not any(name in body for name in (b"_ids", b'"logprobs"')):
         return body
     try:
-        fields: dict[str, Any] = dict(_fields.decode(body))
-        choices = _choice_fields.decode(fields["choices"])
-    except (msgspec.DecodeError, KeyError):
+        reply = _spelled.decode(body)
+    except (msgspec.DecodeError, RecursionError):
         return body
-    fields["choices"] = [_without(choice) for choice in choices]
-    return _encode(_without(fields))
-
-
-def _without(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if name in _SPELLED else value for name, value in fields.items()}
+    choices = reply.choices
+    for name, values in (
+        (b'"logprobs"', [choice.logprobs for choice in choices]),  # first, as the longest
+        (b'"token_ids"', [choice.token_ids for choice in choices]),
+        (b'"prompt_token_ids"', [reply.prompt_token_ids]),
+    ):
+        spans = value_spans(body, name, values, b"null")
+        if spans is not None:  # else what is left is only looked through
+            body = replaced(body, spans)
+    return body
 
 
 def _without_ids(body: bytes, streamed: bool) -> bytes:
