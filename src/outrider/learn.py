@@ -78,9 +78,10 @@ class Learner:
         evidence = Evidence(
             call_rewards=call_rewards or {},
             values=self.backend.values(samples) if config.advantage in CRITICS else None,
-            penalties=self._penalties(samples) if config.kl_coef and config.kl_in == "reward" else None,
             state=STATES[config.gigpo_state],
         )
+        if config.kl_coef and config.kl_in == "reward":
+            evidence = self._with_penalties(evidence, samples)
         batch = make_batch(
             samples,
             {rollout.id: rollout.reward for rollout in rollouts},
@@ -145,11 +146,12 @@ class Learner:
         old = self.backend.logprobs([row.sample for row in rows])
         return [replace(row, old_logprobs=given) for row, given in zip(rows, old, strict=True)]
 
-    def _penalties(self, samples: Sequence[Sample]) -> list[FloatArray]:
+    def _with_penalties(self, evidence: Evidence, samples: Sequence[Sample]) -> Evidence:
         from outrider.rl.kl_reward import kl_penalties  # torch, which a trainer's process has by now
 
         old, reference = self.backend.logprobs(samples), self.backend.logprobs(samples, reference=True)
-        return kl_penalties(samples, old, reference, self.config.kl_coef, self.config.kl)
+        penalties = kl_penalties(samples, old, reference, self.config.kl_coef, self.config.kl)
+        return replace(evidence, penalties=penalties, reference_logprobs=reference)
 
     def _check_mismatch(self, step: int, difference: float) -> None:
         config = self.config

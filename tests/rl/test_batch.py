@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.errors import BatchError, ConfigError
 from outrider.rl.batch import NO_REWARD, NO_SIGNAL, NOTHING_TRAINABLE, Batch, make_batch
+from outrider.rl.credit import Evidence
 from outrider.rl.normalisation import CONSTANT_TOKENS
 from outrider.types import Sample
 
@@ -131,10 +132,11 @@ def test_splitting_and_reordering_rows_changes_no_gradient(data, normalisation):
 
 
 def test_reference_logprobs_ride_along():
-    made = batch([row("r1", "g", 1), row("r2", "g", 1)], {"r1": 1.0, "r2": 0.0})
-    reference = [np.full(3, -1.0, np.float32), np.full(3, -2.0, np.float32)]
-    assert [item.reference_logprobs[0] for item in made.with_reference(reference)] == [-1.0, -2.0]
-    assert made.rows[0].reference_logprobs is None
+    samples = [row("r0", "g", 1), row("r1", "g", 1), row("r2", "g", 1)]
+    reference = [np.full(3, -value, np.float32) for value in (3.0, 1.0, 2.0)]
+    made = batch(samples, {"r0": None, "r1": 1.0, "r2": 0.0}, evidence=Evidence(reference_logprobs=reference))
+    assert [item.reference_logprobs[0] for item in made.rows] == [-1.0, -2.0]
+    assert batch(samples, {"r0": 0.0, "r1": 1.0, "r2": 0.0}).rows[0].reference_logprobs is None
 
 
 def test_contradictions_are_refused():

@@ -53,10 +53,6 @@ class Batch:
     excluded: Counter[str]
     """Rollouts left out, by reason."""
 
-    def with_reference(self, logprobs: Sequence[FloatArray]) -> tuple[Row, ...]:
-        """The rows with reference log-probs, one array of the sample's length for each row."""
-        return tuple(replace(row, reference_logprobs=values) for row, values in zip(self.rows, logprobs, strict=True))
-
 
 def make_batch(
     samples: Sequence[Sample],
@@ -109,6 +105,7 @@ def make_batch(
                 sample=scored[i],
                 advantages=credit.advantages[i],
                 weights=np.where(scored[i].loss_mask, np.float32(weight), np.float32(0)),
+                reference_logprobs=None if evidence.reference_logprobs is None else evidence.reference_logprobs[i],
                 returns=None if credit.returns is None else credit.returns[i],
                 old_values=None if credit.returns is None or evidence.values is None else evidence.values[i],
             )

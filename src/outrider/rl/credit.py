@@ -24,6 +24,8 @@ class Evidence:
     """The critic's, at trained tokens."""
     penalties: Sequence[FloatArray] | None = None
     """Taken off the reward at trained tokens: `outrider.rl.kl_reward`."""
+    reference_logprobs: Sequence[FloatArray] | None = None
+    """Go into the rows as they are, where they are known already."""
     state: StateKey = observation
     """When two calls of a group were made in the same state."""
 
@@ -91,13 +93,18 @@ def _layout(
 
 def evidence_on(evidence: Evidence, samples: Sequence[Sample], at: Sequence[int]) -> Evidence:
     """The part of `evidence` that is about the samples at the positions `at`."""
-    for name, arrays in (("values", evidence.values), ("penalties", evidence.penalties)):
-        if arrays is not None and [len(a) for a in arrays] != [len(sample.token_ids) for sample in samples]:
+    lengths = [len(sample.token_ids) for sample in samples]
+
+    def part(name: str, arrays: Sequence[FloatArray] | None) -> Sequence[FloatArray] | None:
+        if arrays is not None and [len(array) for array in arrays] != lengths:
             raise BatchError(f"evidence.{name} must have one array for each sample, as long as its tokens.")
+        return None if arrays is None else [arrays[i] for i in at]
+
     return replace(
         evidence,
-        values=None if evidence.values is None else [evidence.values[i] for i in at],
-        penalties=None if evidence.penalties is None else [evidence.penalties[i] for i in at],
+        values=part("values", evidence.values),
+        penalties=part("penalties", evidence.penalties),
+        reference_logprobs=part("reference_logprobs", evidence.reference_logprobs),
     )
 
 
