@@ -140,6 +140,16 @@ def test_rewards_of_single_calls_are_kept_beside_that_of_the_attempt(make, store
     ]
 
 
+def test_what_was_given_up_runs_when_it_is_asked_for_again(make, store):
+    """The trainer died before the checkpoint of the step that gave it up: that step is done again."""
+    first = make()
+    first.submit(rollouts(1))
+    first.abandon(["r0"])
+    assert store.rollout("r0").state is RolloutState.CANCELLED
+    (got,) = make().run(rollouts(1))
+    assert (got.state, got.reward, got.failure) == (RolloutState.SUCCEEDED, 1.0, Failure.NONE)
+
+
 def test_a_slow_judge_keeps_no_agent_waiting(make):
     release = threading.Event()
     reconciler = make(reward=lambda episode: float(release.wait(60)), concurrency=1)

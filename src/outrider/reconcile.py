@@ -107,6 +107,8 @@ class Reconciler:
             rollout = self.store.rollout(asked.id) or asked
             if rollout.state is RolloutState.RUNNING:
                 rollout = self._orphaned(rollout)
+            elif rollout.state is RolloutState.CANCELLED:  # given up in a life that a crash has taken back
+                rollout = self._queued_again(rollout)
             self._place(rollout)
 
     def tick(self, patience_s: float = 0.5) -> None:
@@ -331,10 +333,13 @@ class Reconciler:
                 self.store.seal(attempt.id)
                 reason = "the trainer stopped while it ran"
                 self.store.put_attempt(replace(attempt, ended_at=time.time(), failure=Failure.ORPHANED, reason=reason))
-        queued = replace(rollout, state=RolloutState.QUEUED)
-        if not self.store.transition(queued, expect=(RolloutState.RUNNING, rollout.attempt)):
-            raise RunError(f"rollout {rollout.id}: its state changed under us; is the run folder in use twice?")
         self.failures[Failure.ORPHANED.value] += 1
+        return self._queued_again(rollout)
+
+    def _queued_again(self, rollout: Rollout) -> Rollout:
+        queued = replace(rollout, state=RolloutState.QUEUED)
+        if not self.store.transition(queued, expect=(rollout.state, rollout.attempt)):
+            raise RunError(f"rollout {rollout.id}: its state changed under us; is the run folder in use twice?")
         return queued
 
 

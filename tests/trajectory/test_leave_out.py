@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,11 @@ from outrider.trajectory import build
 from outrider.trajectory.leave_out import OTHER_MODEL, left_out
 from outrider.trajectory.requests import Asked, asked
 
+SHAPES = Path(__file__).parents[1] / "dialects" / "data"
+SHARED = Path(__file__).parents[3] / "shared" / "recordings"  # the full recordings, where they lie beside the checkout
+FILES = [SHAPES / "claude_code.jsonl", SHAPES / "codex.jsonl"]
+# The SDKs' own are no agents: their calls have nothing in common.
+FILES += [file for file in sorted(SHARED.glob("*.jsonl")) if not file.stem.startswith(("openai-sdk", "anthropic-sdk"))]
 TOOLS = [{"name": "Bash", "input_schema": {"type": "object"}}]
 BILLING = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.197.abc; cc_entrypoint=sdk-cli;"}
 TITLE_SCHEMA = {"type": "json_schema", "schema": {"type": "object", "properties": {"title": {"type": "string"}}}}
@@ -88,6 +94,18 @@ CODEX = {
     },
     "memory": {"model": "gpt-6.2-sol", "input": "Summarise this session.", "max_output_tokens": 100},
 }
+# AutoGen answers from a tool's result in a call without tools: that one is work.
+AUTOGEN = {
+    "work 1": {"model": "gpt-4o", "messages": [{"role": "user", "content": "run echo hi"}], "tools": TOOLS},
+    "work 2": {
+        "model": "gpt-4o",
+        "messages": [
+            {"role": "user", "content": "run echo hi"},
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function"}]},
+            {"role": "tool", "tool_call_id": "c", "content": "hi"},
+        ],
+    },
+}
 
 
 def recorded(bodies, dialect="anthropic_messages"):
@@ -97,7 +115,7 @@ def recorded(bodies, dialect="anthropic_messages"):
             [20 + i],
             seq=i,
             id=name,
-            model=body["model"],
+            model=body.get("model", ""),
             dialect=dialect,
             request=json.dumps(body).encode(),
         )
@@ -128,12 +146,34 @@ def rule(**conditions):
         (OPENCODE, {"user": "^Generate a title"}, ["title", "title by one model"]),
         (OPENCODE, {"model": "*-nano"}, ["title"]),
         (OPENCODE, {"no_tools": True}, ["title", "title by one model"]),
+        (AUTOGEN, {"no_tools": True}, ["work 2"]),
+        (AUTOGEN, {"no_tools": True, "no_history": True}, []),
         (CODEX, {"no_tools": True}, ["memory"]),
         (CODEX, {"max_tokens": 100}, ["memory"]),
     ],
 )
 def test_rules_find_the_auxiliary_calls_of_real_harnesses(bodies, conditions, expected):
     assert left_out(recorded(bodies), [rule(**conditions)]) == dict.fromkeys(expected, "rule: aux")
+
+
+# What the rule of docs/trajectories.md finds in recorded runs: titles, and nothing of the work.
+AUXILIARY = {
+    "claude": [0],
+    "claude_code": [0],
+    "opencode": [0],
+    "opencode-anthropic": [0],
+    "opencode-env": [0],
+    "opencode-env.odd": [0],
+    "opencode.503x2": [0, 2],  # the title is tried again
+}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_a_call_without_tools_and_history_is_auxiliary_in_every_recorded_agent(file):
+    bodies = [json.loads(line)["body"] for line in file.read_text().splitlines()]
+    calls = recorded({f"c{i}": body for i, body in enumerate(body for body in bodies if isinstance(body, dict))})
+    found = left_out(calls, [rule(no_tools=True, no_history=True)])
+    assert list(found) == [f"c{i}" for i in AUXILIARY.get(file.stem, [])]
 
 
 def test_no_tools_says_nothing_where_no_call_has_any():
