@@ -200,7 +200,8 @@ def test_rollouts_beside_groups_leave_those_in_flight_alone():
     with make(fake, mode="collocated") as scheduler:
         scheduler.take()
         wanted = [Rollout(id=f"eval-{i}", task=TASKS[0], group_id="eval") for i in range(3)]
-        assert [r.id for r in scheduler.run(wanted)] == ["eval-0", "eval-1", "eval-2"]
+        scheduler.start(wanted)
+        assert [r.id for r in scheduler.finish(wanted)] == ["eval-0", "eval-1", "eval-2"]
         assert 0 in scheduler.position().open
 
 

@@ -181,6 +181,15 @@ def test_R12_a_synchronous_step_trains_on_its_own_policys_tokens(tmp_path):
         assert {int(v) for row in rows for v in row.sample.versions[row.sample.loss_mask]} == {step}
 
 
+def test_extra_groups_that_a_synchronous_step_did_not_need_are_too_old_for_the_next(tmp_path):
+    run = Run(tmp_path / "run", by_member, steps=3, dynamic_filter=True, extra_groups=1)
+    run()
+    for step, rows in enumerate(run.backend.batches):
+        assert {int(v) for row in rows for v in row.sample.versions[row.sample.loss_mask]} == {step}
+    dropped = [record["excluded"].get("group: over 0 policy versions old", 0) for record in run.steps()]
+    assert dropped == [0, 1, 1]
+
+
 # -- rewards: late, and of single calls ------------------------------------------------------------------------------
 
 

@@ -158,19 +158,17 @@ class Scheduler:
             group = self._next_ready()
         return group
 
-    def run(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Run rollouts that belong to no group, such as an evaluation, beside whatever is in flight."""
-        self.start(rollouts)
-        return self.finish(rollouts)
-
     def start(self, rollouts: Sequence[Rollout]) -> None:
-        """The first half of `run`. In the background they run from now on, else while somebody waits."""
+        """Take in rollouts that belong to no group, such as an evaluation, beside whatever is in flight.
+
+        In the background they run from now on, else while somebody waits.
+        """
         with self._changed:
             self._asked += rollouts
             self._changed.notify_all()
 
     def finish(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """The second half of `run`: wait until they have ended."""
+        """Wait until rollouts that were given to `start` have ended, and hand them over in this order."""
         self._until(lambda: all(rollout.id in self._ended for rollout in rollouts), admit=False)
         return [self._ended.pop(rollout.id) for rollout in rollouts]
 
