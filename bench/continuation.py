@@ -129,7 +129,7 @@ def main() -> None:
         prompt_ids=np.array(prompt_ids, dtype=np.int32),
         completion_ids=np.array(answer_ids, dtype=np.int32),
     )
-    branches.add("attempt", talk.chain[-1], branch)
+    branches.add("attempt", talk.chain[-2], talk.chain[-1], branch)
 
     def reading() -> None:
         read = read_chat(body, shows_ids=False, shows_logprobs=False)
@@ -161,7 +161,7 @@ def main() -> None:
             reader.event(event)
         reader.result()
         meaning = meaning_of(reader.answers[0].message.plain(), {}, len(talk.meanings))
-        branches.add("attempt", follow(talk.chain[-1], meaning), branch)
+        branches.add("attempt", talk.chain[-1], follow(talk.chain[-1], meaning), branch)
 
     dialect, completions = OpenAIChat(), OpenAICompletions()
     events = streamed(extended, answer_ids)

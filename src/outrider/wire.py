@@ -246,10 +246,13 @@ class Renderer(Protocol):
         new: Sequence[Json],
         tools: Sequence[Json],
         options: Json,
+        *,
+        written: str = "",
     ) -> list[int] | Break:
         """Ids of the prompt for `history`, `reply`, `new`; they begin with `prompt_ids`, `completion_ids`.
 
-        These are the ids of `history` and `reply` as they were served and sampled. Says why where that can't be done.
+        These are the ids of `history` and `reply` as they were served and sampled, but for the end of `reply` that the
+        agent has `written` behind what was sampled. Says why where that can't be done.
         """
 
     def parser(self, prompt_ids: Sequence[int], tools: Sequence[Json]) -> ReplyParser:

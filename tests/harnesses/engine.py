@@ -66,8 +66,10 @@ class Remembering:
         new: Sequence[Json],
         tools: Sequence[Json],
         options: Json,
+        *,
+        written: str = "",
     ) -> list[int] | Break:
-        found = self._inner.extend(prompt_ids, completion_ids, history, reply, new, tools, options)
+        found = self._inner.extend(prompt_ids, completion_ids, history, reply, new, tools, options, written=written)
         if not isinstance(found, Break):
             self._asked[_key(found)] = [*history, reply, *new], list(tools), dict(options)
         return found

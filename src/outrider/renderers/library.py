@@ -89,7 +89,13 @@ class LibraryRenderer:
         new: Sequence[Json],
         tools: Sequence[Json],
         options: Json,
+        *,
+        written: str = "",
     ) -> list[int] | Break:
+        if written:
+            return self._generic.extend(
+                prompt_ids, completion_ids, history, reply, new, tools, options, written=written
+            )
         before = [*prompt_ids, *completion_ids]
         shaped, offered = shape(new, self.text, _ALL), shape_tools(tools, self.text)
         try:

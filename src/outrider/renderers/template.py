@@ -61,15 +61,23 @@ class TemplateRenderer:
         new: Sequence[Json],
         tools: Sequence[Json],
         options: Json,
+        *,
+        written: str = "",
     ) -> list[int] | Break:
         suffix = self._bridge.suffix(history, reply, new, tools, options)
         if isinstance(suffix, Break):
             return suffix
         ids = [*prompt_ids, *completion_ids]
         if suffix.close is None:
-            return ids + self.text.encode(suffix.text)
+            return Break.HISTORY_REWRITTEN if written else ids + self.text.encode(suffix.text)
         # Encoded behind the token it follows: some tokenizers begin a text in another way than they go on.
-        tail = self.text.encode(self.text.decode([suffix.close]) + suffix.text)
+        close = self.text.decode([suffix.close])
+        if written:
+            if completion_ids and completion_ids[-1] == suffix.close:
+                return Break.HISTORY_REWRITTEN  # the model had ended its turn
+            tail = self.text.encode(close + self.text.guard(written) + close + suffix.text)
+            return ids + tail[1:] if tail[:1] == [suffix.close] else Break.UNKNOWN
+        tail = self.text.encode(close + suffix.text)
         if tail[:1] != [suffix.close]:
             return Break.UNKNOWN
         return ids + (tail[1:] if completion_ids and completion_ids[-1] == suffix.close else tail)

@@ -164,3 +164,49 @@ def test_a_history_that_breaks_at_each_turn_reads_each_call_from_the_store_but_o
         messages += [message, result(message, str(turn))]
     assert talk.counted() == {"opened": 1, "broke: reasoning dropped by the harness": 5}
     assert read == [1] * 5
+
+
+STOPPED = "Thought.\n<code>\nx = 5\n</code>"
+
+
+def written_on(text):
+    return {"role": "assistant", "content": STOPPED + text}
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("text", ["", "\nCalling tools: [<tool_call>]<|im_end|>"])
+def test_an_agent_may_write_on_what_a_stop_string_ended(start, folder, engine, renderer, text, again):
+    """As smolagents' code agent does, which puts back the stop string too."""
+    stop = {"stop": ["Observation:", "</code>"]}
+    with start(mode="train", tokenizer=str(folder)) as gateway:
+        talk = Talk(gateway, engine, renderer)
+        assert talk.ask([USER], STOPPED, **stop)["content"] == STOPPED.removesuffix("</code>")
+        messages = [USER, written_on(text), USER]
+        if not again:
+            second = talk.ask(messages, "so" + END, **stop)
+    with start(mode="train", tokenizer=str(folder)) as gateway:
+        talk.gateway = gateway
+        if again:  # what it was is read from the store
+            second = talk.ask(messages, "so" + END, **stop)
+        assert talk.continues(STOPPED)
+        added = talk.prompt()[len(talk.prompt(-2)) + len(talk.ids(STOPPED)) :]
+        assert renderer.text.decode(added).startswith(f"{text}<|im_end|>\n<|im_start|>user\n")
+        assert renderer.text.added["<tool_call>"] not in added
+        talk.ask([*messages, second, USER], **stop)
+        assert talk.continues("so" + END)
+        assert len(talk.samples().samples) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "echo"),
+    [
+        (STOPPED, {"role": "assistant", "content": "Another.</code> and more"}),
+        (STOPPED, {**written_on(" and more"), "reasoning_content": "hm"}),
+        ("Done." + END, {"role": "assistant", "content": "Done. And more"}),
+        (STOPPED + END, written_on(" and more")),
+    ],
+)
+def test_what_was_ended_or_is_another_is_not_written_on(talk, said, echo):
+    talk.ask([USER], said, stop=["</code>"])
+    talk.ask([USER, echo, USER], stop=["</code>"])
+    assert talk.counted() == {"opened": 1, "broke: history rewritten": 1}

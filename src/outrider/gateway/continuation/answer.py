@@ -53,6 +53,16 @@ class StopStrings:
         return held
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One that can be gone on from."""
+
+    message: Json
+    """As it was told, in the shape of `plain_messages`."""
+    stopped: str = ""
+    """Where a stop string ended it, its text with that: what was sampled, and what the agent may have written on."""
+
+
 @dataclass(slots=True)
 class Message:
     """An answer as it was told to the agent."""
@@ -91,6 +101,7 @@ class AnswerStream:
         self._stop = StopStrings(request.stop, keep=request.keeps_stop)
         self._prompt_ids = prompt_ids
         self._index = index
+        self._content: list[str] = []
 
     def feed(self, token_ids: Sequence[int]) -> Json | None:
         return self._tell(self._parser.feed(token_ids), last=False)
@@ -101,8 +112,13 @@ class AnswerStream:
     def finish_reason(self, reason: str) -> str:
         return "tool_calls" if self.message.calls and reason == "stop" else reason
 
+    def answer(self) -> Answer:
+        """What there is of it."""
+        return Answer(self.message.plain(), "".join(self._content) if self._stop.matched else "")
+
     def _tell(self, part: ReplyDelta, *, last: bool) -> Json | None:
         delta: Json = {}
+        self._content.append(part.content)
         content = self._stop.push(part.content) + (self._stop.finish() if last else "")
         if part.reasoning:
             self.message.reasoning.append(part.reasoning)
@@ -130,12 +146,12 @@ class AnswerStream:
 
 def parse_answer(
     parser: ReplyParser, request: ChatRequest, prompt_ids: Sequence[int], index: int, ids: Sequence[int]
-) -> Message:
+) -> Answer:
     """The whole of a recorded answer, as it was told."""
     stream = AnswerStream(parser, request, prompt_ids, index)
     stream.feed(ids)
     stream.finish()
-    return stream.message
+    return stream.answer()
 
 
 def chat_logprobs(logprobs: Any, top: int) -> Json | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from outrider.gateway.continuation.meaning import Meaning, Talk
-from outrider.types import Break, IntArray
+from outrider.types import Break, IntArray, Json
 
 _LOOKED_AT = 64  # branches that are compared with a request that continues none
 
@@ -24,6 +24,8 @@ class Branch:
     """Of its messages; the last one is the answer."""
     prompt_ids: IntArray
     completion_ids: IntArray
+    stopped: str = ""
+    """See `answer.Answer`."""
 
     @property
     def tokens(self) -> int:
@@ -37,6 +39,8 @@ class Attempt:
     branches: OrderedDict[bytes, Branch] = field(default_factory=OrderedDict)
     calls: set[str] = field(default_factory=set)
     """Ids of the calls that are in here, or can't be."""
+    stopped: dict[bytes, list[Branch]] = field(default_factory=dict)
+    """Those that a stop string ended, by the chain before their answer."""
     read_to: int = 0
     """Sequence number up to which the store was read for it."""
 
@@ -47,6 +51,45 @@ class Attempt:
             if branch is not None:
                 return length, branch
         return None
+
+    def find_written_on(self, talk: Talk, messages: Sequence[Json], after: int) -> tuple[int, Branch, str] | None:
+        """As `find`, beyond `after` messages, for an answer that a stop string ended and the agent wrote on: also what
+        it wrote."""
+        for at in range(len(messages) - 2, after - 1, -1):
+            message, meaning = messages[at], talk.meanings[at]
+            for branch in reversed(self.stopped.get(talk.chain[at], ())):
+                same = (meaning.role, meaning.calls, meaning.reasoning) == (
+                    "assistant",
+                    b"",
+                    branch.meanings[-1].reasoning,
+                )
+                if same and message["content"].startswith(branch.stopped):
+                    return at + 1, branch, message["content"][len(branch.stopped) :]
+        return None
+
+    def add(self, before: bytes, chain: bytes, branch: Branch) -> int:
+        """How many tokens there are more now."""
+        old = self.branches.pop(chain, None)
+        self.branches[chain] = branch
+        if old is not None:
+            self._unlist(old)
+        if branch.stopped:
+            self.stopped.setdefault(before, []).append(branch)
+        return branch.tokens - (old.tokens if old else 0)
+
+    def drop_oldest(self) -> int:
+        """How many tokens there are less now."""
+        _, oldest = self.branches.popitem(last=False)
+        self._unlist(oldest)
+        return oldest.tokens
+
+    def _unlist(self, branch: Branch) -> None:
+        if branch.stopped:
+            self.stopped = {
+                chain: left
+                for chain, all in self.stopped.items()
+                if (left := [one for one in all if one is not branch])
+            }
 
     def diagnose(self, talk: Talk, options: bytes) -> Break | None:
         """Why `talk`, which has answers in it, continues none of the branches; None if it never was one of theirs."""
@@ -92,17 +135,15 @@ class Branches:
         self._attempts.move_to_end(attempt_id)
         return found
 
-    def add(self, attempt_id: str, chain: bytes, branch: Branch) -> None:
+    def add(self, attempt_id: str, before: bytes, chain: bytes, branch: Branch) -> None:
+        """`chain` ends with the branch's answer, `before` with the message before it."""
         attempt = self.attempt(attempt_id)
-        old = attempt.branches.pop(chain, None)
-        attempt.branches[chain] = branch
-        self._tokens += branch.tokens - (old.tokens if old else 0)
+        self._tokens += attempt.add(before, chain, branch)
         while self._tokens > self._max_tokens and len(self._attempts) > 1:
             _, quiet = self._attempts.popitem(last=False)
             self._tokens -= sum(one.tokens for one in quiet.branches.values())
         while self._tokens > self._max_tokens and len(attempt.branches) > 1:
-            _, oldest = attempt.branches.popitem(last=False)
-            self._tokens -= oldest.tokens
+            self._tokens -= attempt.drop_oldest()
 
 
 def _shared(ours: Sequence[Meaning], theirs: Sequence[Meaning]) -> int:

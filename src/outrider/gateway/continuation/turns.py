@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.errors import RequestError
-from outrider.gateway.continuation.answer import parse_answer
+from outrider.gateway.continuation.answer import Answer, parse_answer
 from outrider.gateway.continuation.branches import Branch, Branches
 from outrider.gateway.continuation.meaning import Talk, digest, follow, meaning_of, read_talk
 from outrider.gateway.continuation.reader import ContinuedReader
@@ -30,7 +30,7 @@ from outrider.gateway.continuation.told import told_answers
 from outrider.gateway.counters import Counters
 from outrider.gateway.sessions import owner_of
 from outrider.protocols import Store
-from outrider.types import Break, Call, CallState, Fidelity, Json
+from outrider.types import Break, Call, CallState, Fidelity
 from outrider.wire import Dialect, Renderer, ReplyReader, UpstreamRequest
 
 log = logging.getLogger("outrider.gateway")
@@ -85,7 +85,7 @@ class Turn:
         """The call is durable, and its answers can be gone on from."""
         self._continuation.count(self._attempt_id, self.outcome)
         if self._reader is not None:
-            answers = {index: answer.message.plain() for index, answer in self._reader.answers.items()}
+            answers = {index: stream.answer() for index, stream in self._reader.answers.items()}
             self._continuation.keep(self._attempt_id, call, self._asked, answers)
 
 
@@ -146,11 +146,11 @@ class Continuation:
         if outcome.startswith("broke"):
             log.warning("attempt %s: %s; a new branch is opened", attempt_id, outcome)
 
-    def keep(self, attempt_id: str, call: Call, asked: Asked, answers: dict[int, Json]) -> None:
+    def keep(self, attempt_id: str, call: Call, asked: Asked, answers: dict[int, Answer]) -> None:
         """Open the branches that end with `answers`, by index of their choice."""
         self._branches.attempt(attempt_id).calls.add(call.id)
         for chain, branch in _branches_of(call, asked, answers):
-            self._branches.add(attempt_id, chain, branch)
+            self._branches.add(attempt_id, asked.talk.chain[-1], chain, branch)
 
     # -- the prompt ------------------------------------------------------------------------------------------------
 
@@ -160,6 +160,10 @@ class Continuation:
         if _misses(found, talk):
             await self._recall(attempt_id)
             found = self._branches.attempt(attempt_id).find(talk)
+        written = ""
+        if _misses(found, talk):
+            on = self._branches.attempt(attempt_id).find_written_on(talk, request.messages, found[0] if found else 0)
+            found, written = (found, "") if on is None else (on[:2], on[2])
         cause: Break | None
         if not _misses(found, talk) and found is not None:
             length, branch = found
@@ -171,6 +175,7 @@ class Continuation:
                 request.messages[length:],
                 request.tools,
                 request.options,
+                written=written,
             )
             if not isinstance(extended, Break):
                 return extended, "continued"
@@ -194,9 +199,9 @@ class Continuation:
 
     def _recorded(
         self, attempt_id: str, known: set[str], after: int
-    ) -> tuple[list[tuple[Call, Asked, dict[int, Json]]], int]:
+    ) -> tuple[list[tuple[Call, Asked, dict[int, Answer]]], int]:
         """The calls beyond `after` that are not `known`, and up to where they need not be read again."""
-        found: list[tuple[Call, Asked, dict[int, Json]]] = []
+        found: list[tuple[Call, Asked, dict[int, Answer]]] = []
         read_to, unclear = after, False
         for call in self._store.calls(attempt_id, after):
             read_to = read_to if unclear else call.seq
@@ -216,10 +221,10 @@ class Continuation:
             found.append((call, asked, self._answers(call, asked.request)))
         return found, read_to
 
-    def _answers(self, call: Call, request: ChatRequest) -> dict[int, Json]:
+    def _answers(self, call: Call, request: ChatRequest) -> dict[int, Answer]:
         """The answers of a recorded call, as they were told, by index of their choice."""
         if not call.continuation or call.continuation.startswith(LEFT):
-            return told_answers(call.response)
+            return {index: Answer(message) for index, message in told_answers(call.response).items()}
         assert call.prompt_ids is not None
         prompt_ids = call.prompt_ids.tolist()
         tools = request.tools if request.parses_calls else []
@@ -227,7 +232,7 @@ class Continuation:
         for choice in call.choices:
             parser = self._renderer.parser(prompt_ids, tools)
             ids = choice.token_ids.tolist()
-            answers[choice.index] = parse_answer(parser, request, prompt_ids, choice.index, ids).plain()
+            answers[choice.index] = parse_answer(parser, request, prompt_ids, choice.index, ids)
         return answers
 
     def _read(self, prepared: UpstreamRequest, *, answered: bool = False) -> Asked:
@@ -255,7 +260,7 @@ def _usable(call: Call) -> bool:
     return call.state is CallState.COMPLETE and call.fidelity is Fidelity.EXACT
 
 
-def _branches_of(call: Call, asked: Asked, answers: dict[int, Json]) -> list[tuple[bytes, Branch]]:
+def _branches_of(call: Call, asked: Asked, answers: dict[int, Answer]) -> list[tuple[bytes, Branch]]:
     if not _usable(call) or call.prompt_ids is None:
         return []
     made = []
@@ -263,13 +268,14 @@ def _branches_of(call: Call, asked: Asked, answers: dict[int, Json]) -> list[tup
         answer = answers.get(choice.index)
         if answer is None or not len(choice.token_ids):
             continue
-        meaning = meaning_of(answer, {}, len(asked.talk.meanings))
+        meaning = meaning_of(answer.message, {}, len(asked.talk.meanings))
         branch = Branch(
             head=asked.head,
             options=asked.options,
             meanings=(*asked.talk.meanings, meaning),
             prompt_ids=call.prompt_ids,
             completion_ids=choice.token_ids,
+            stopped=answer.stopped,
         )
         made.append((follow(asked.talk.chain[-1], meaning), branch))
     return made
