@@ -259,7 +259,10 @@ def test_the_agent_gets_the_id_of_its_call(engine, gateway, streamed):
     got = gateway.post(f"/s/{key}/v1/responses", {"model": "m", "input": "x", "stream": streamed})
     ids.append(got.headers["x-outrider-call"])
     assert f"resp_{ids[-1]}".encode() in got.body
-    assert [call.id for call in gateway.recorded(3)] == ids
+    got = gateway.post(f"/s/{key}/v1/messages", {**ASK, "max_tokens": 9, "stream": streamed})
+    ids.append(got.headers["x-outrider-call"])
+    assert f"msg_{ids[-1]}".encode() in got.body
+    assert [call.id for call in gateway.recorded(4)] == ids
 
 
 def test_what_is_passed_through_shows_no_gateway(start):

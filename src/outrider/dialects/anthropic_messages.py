@@ -7,7 +7,7 @@ import msgspec
 from outrider.dialects import openai_wire as wire
 from outrider.dialects.anthropic_native import MessagesReader
 from outrider.dialects.anthropic_reply import MessagesStream, error_body, from_chat, upstream_error
-from outrider.dialects.anthropic_request import count_to_chat, to_chat
+from outrider.dialects.anthropic_request import PREFIX, count_to_chat, to_chat
 from outrider.dialects.translate import CHAT_PATH, LateSystem
 from outrider.dialects.translate_dialect import TranslatedReader, TranslatedRequest, prepare_native, prepare_translated
 from outrider.dialects.translate_errors import OVERFLOW_CODE, UpstreamProblem, anthropic_wording, read_error
@@ -64,7 +64,8 @@ class AnthropicMessages:
     ) -> UpstreamRequest:
         if not self.translated:
             return prepare_native(request, overrides=overrides, model=model, names=_NAMES)
-        translation = to_chat(wire.decode_fields(request), late_system=self._late_system)
+        id = PREFIX + call_id if call_id else ""
+        translation = to_chat(wire.decode_fields(request), id=id, late_system=self._late_system)
         return prepare_translated(translation, overrides=overrides, tokens=tokens, model=model)
 
     def reader(self, request: UpstreamRequest) -> ReplyReader:

@@ -35,6 +35,7 @@ from outrider.dialects.translate import (
 from outrider.dialects.translate_reasoning import unseal
 from outrider.types import Json
 
+PREFIX = "msg_"  # of an answer's id
 # Claude Code puts a line of this kind, different in each request, before its system prompt.
 BILLING_HEADER = "x-anthropic-billing-header:"
 # Anthropic's own name for a tool input that is no JSON object, when it has to travel as one.
@@ -57,11 +58,14 @@ class MessagesState:
     """False where the client wants thinking blocks with the signature only."""
 
 
-def to_chat(body: Json, *, late_system: LateSystem = "system") -> ChatTranslation[MessagesState]:
-    """Translate a body of ``POST /v1/messages``. Raises `RequestError` naming the field that is wrong."""
+def to_chat(body: Json, *, id: str = "", late_system: LateSystem = "system") -> ChatTranslation[MessagesState]:
+    """Translate a body of ``POST /v1/messages``. The answer's `id` is made up where none is given.
+
+    Raises `RequestError` naming the field that is wrong.
+    """
     if "max_tokens" not in body:
         raise bad("max_tokens", "is required.")
-    return _Translator(body, late_system).translate()
+    return _Translator(body, late_system, id).translate()
 
 
 def count_to_chat(body: Json, *, late_system: LateSystem = "system") -> ChatTranslation[MessagesState]:
@@ -73,7 +77,8 @@ def count_to_chat(body: Json, *, late_system: LateSystem = "system") -> ChatTran
 
 
 class _Translator:
-    def __init__(self, body: Json, late_system: LateSystem) -> None:
+    def __init__(self, body: Json, late_system: LateSystem, id: str = "") -> None:
+        self.id = id or PREFIX + uuid.uuid4().hex[:24]
         self.body = body
         self.late_system = late_system
         self.notes: list[str] = []
@@ -98,7 +103,7 @@ class _Translator:
         thinking = body.get("thinking")
         thinking = thinking if isinstance(thinking, dict) else {}
         state = MessagesState(
-            id=f"msg_{uuid.uuid4().hex[:24]}",
+            id=self.id,
             model=request["model"],
             stream=body.get("stream") is True,
             eager_tools=frozenset(
