@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import random
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes.engine import Answer, ScriptedEngine, json_answer
+from fakes.engine import Answer, ScriptedEngine, chunk, json_answer, raw_stream, stream
 from fakes.engine_process import EngineProcess
 from fakes.gateway import CHAT, MESSAGES, wait_for
 from outrider.errors import ConfigError
@@ -339,3 +342,46 @@ def test_an_error_that_is_an_answer_leaves_a_replica_up(start, engines):
         assert all(state["up"] for state in states(gateway).values())
         assert len({call.replica for call in gateway.recorded(5)}) == 1
         assert gateway.post(f"/s/{gateway.open('a', mode=Mode.RECORD)}{CHAT}", ASK).status in (200, 500)
+
+
+def test_replicas_that_come_and_go_lose_and_double_no_call(start, engines):
+    """Sixteen agents, plain and streamed, while replicas die, fall ill and answer badly."""
+    chance = random.Random(4)
+    bad = (
+        lambda: Answer(status=503),
+        lambda: Answer(end="reset"),
+        lambda: Answer(headers={"content-length": "999"}, chunks=[b'{"choices"'], end="reset"),
+        lambda: stream(chunk({"content": "a"}), done=False, end="reset"),
+        lambda: raw_stream(b""),
+        lambda: json_answer({"error": {"message": "no"}}, status=429),
+    )
+    with start(mode="train", upstream_retries=3, **options(engines)) as gateway:
+        keys = {f"attempt-{number}": gateway.open(f"attempt-{number}") for number in range(16)}
+        got = {}
+
+        def agent(pin):
+            for number in range(12):
+                name = f"{pin}.{number}"
+                got[name] = gateway.chat(keys[pin], user=name, stream=number % 2 == 1)
+
+        with ThreadPoolExecutor(16) as pool:
+            futures = [pool.submit(agent, pin) for pin in keys]
+            while not all(future.done() for future in futures):
+                engine = chance.choice(engines)
+                engine.answers.extend(chance.choice(bad)() for _ in range(2))
+                engine.stop()
+                time.sleep(0.05)
+                engine.start()
+                time.sleep(0.05)
+            for future in futures:
+                future.result()
+        calls = {json.loads(call.request)["user"]: call for call in gateway.store.calls_after(0, 10_000)}
+        assert len(gateway.store.calls_after(0, 10_000)) == len(calls) == len(got) == 16 * 12
+        for name, answer in got.items():
+            clean = answer.status == 200 and (b'"stop"' in answer.body) and b'"error"' not in answer.body
+            assert clean == (calls[name].state is CallState.COMPLETE), name
+            assert clean == (calls[name].fidelity is Fidelity.EXACT), name
+        assert sum(call.state is CallState.COMPLETE for call in calls.values()) > 16 * 6
+        assert any(call.retries for call in calls.values())
+        assert {state["in_flight"] for state in states(gateway).values()} == {0}
+        assert gateway.client.health()["in_flight"] == 0

@@ -81,6 +81,14 @@ async def test_connections_are_used_again():
         assert server.connections == 1
 
 
+async def test_a_host_that_vanished_is_noticed_by_the_kernel():
+    async with Server(OK) as server:
+        await fetch(server)
+        made = server.upstream.idle()._transport.get_extra_info("socket")
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+
+
 async def test_a_closed_idle_connection_is_replaced_in_silence():
     async with Server([*OK, "close"], OK) as server:
         await fetch(server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import TYPE_CHECKING, cast
 
 import httptools
@@ -12,6 +13,16 @@ from outrider.gateway.upstream_errors import UpstreamError
 if TYPE_CHECKING:
     from outrider.gateway.upstream import UpstreamCall
 
+# A host that vanished sends no reset. The kernel asks it after 30 s of silence and gives up after a minute, however
+# long an answer may take; and no box on the way forgets a connection that only waits.
+_KEEP_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+        if hasattr(socket, name)
+    ),
+)
 JOIN_LIMIT = 1 << 16  # a body up to this size is sent in one write with its head
 
 
@@ -63,6 +74,10 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        made: socket.socket | None = transport.get_extra_info("socket")
+        if made is not None:
+            for level, option, value in _KEEP_ALIVE:
+                made.setsockopt(level, option, value)
 
     def data_received(self, data: bytes) -> None:
         call = self._call
