@@ -119,3 +119,13 @@ def test_absurd_values_are_recorded_like_others(engine, gateway, mode, fields):
     assert gateway.chat(gateway.open(mode=mode)).status in (200, 502)
     assert gateway.call().fidelity is not Fidelity.EXACT
     assert gateway.client.stats()["not_recorded"] == {}
+
+
+@pytest.mark.parametrize("status", [204, 304])
+@pytest.mark.parametrize("length", [{}, {"content-length": "5"}])
+def test_a_status_without_a_body_passes_through_whatever_length_it_has(engine, start, caplog, status, length):
+    with start(mode="passthrough") as gateway:
+        engine.answers.append(Answer(status=status, headers=length))
+        assert gateway.post(CHAT, {"messages": MESSAGES}).status == status
+        assert gateway.post(CHAT, {"messages": MESSAGES}).status == 200
+    assert not caplog.records

@@ -34,6 +34,7 @@ _DROP_RECORDED = _DROP | {b"accept-encoding", b"content-encoding"}
 _IDENTITY = (b"accept-encoding", b"identity")
 LONG_BODY = 1 << 18  # to look through one takes some 20 ms
 _NOTHING: frozenset[bytes] = frozenset()
+_CONTENT_LENGTH = frozenset({b"content-length"})
 
 
 class Relay:
@@ -219,7 +220,9 @@ class Relay:
 async def _pass_on(exchange: Exchange, delivery: Delivery, dialect: Dialect) -> None:
     try:
         call = await delivery.start()
-        await exchange.start(call.status, end_to_end(call.headers, _NOTHING))
+        # These have no body, whatever length it says.
+        drop = _CONTENT_LENGTH if call.status in (204, 304) else _NOTHING
+        await exchange.start(call.status, end_to_end(call.headers, drop))
         while data := await call.chunk():
             await exchange.write(data)
         await exchange.finish()

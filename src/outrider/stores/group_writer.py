@@ -13,9 +13,9 @@ from outrider.stores.write_queue import Operation, Outcome, Work, WriteQueue
 # What one bad row raises; anything else from SQLite (full disk, I/O error, lock) fails the whole group.
 ROW_ERRORS = (sqlite3.IntegrityError, sqlite3.ProgrammingError, ArithmeticError, TypeError, ValueError)
 # Rows in one INSERT. For each statement the thread gives up the interpreter and has to wait for it again, which costs
-# more than the row. The powers of two keep the number of prepared statements small, and 32 rows of calls stay below
-# the 999 parameters of old SQLite versions.
-ROWS_AT_ONCE = (32, 16, 8, 4, 2, 1)
+# more than the row. This many rows of calls stay below the 999 parameters of old SQLite versions, and the statements of
+# all sizes find room in the connection's cache.
+ROWS_AT_ONCE = 32
 
 
 class GroupWriter(WriteQueue):
@@ -30,17 +30,24 @@ class GroupWriter(WriteQueue):
     ) -> None:
         self._connect = connect
         self._connection: sqlite3.Connection | None = None
-        super().__init__(label, max_queued=max_queued, max_queued_bytes=max_queued_bytes, row_errors=ROW_ERRORS)
+        super().__init__(label, max_queued=max_queued, max_queued_bytes=max_queued_bytes)
 
     def commit_group(self, work: Work) -> list[Outcome]:
         if self._connection is None:
             self._connection = self._connect()
         connection = self._connection
+        runs = [(*kind, list(run)) for kind, run in groupby(work, key=_kind)]
+        statement, together, _ = runs[0]
+        if len(runs) == 1 and together and len(work) <= ROWS_AT_ONCE:
+            try:  # a statement by itself is a transaction too, for a third of the statements
+                return _numbers(connection, statement, work)
+            except ROW_ERRORS:
+                pass  # one of the rows is bad, and nothing was written
         connection.execute("BEGIN IMMEDIATE")
         outcomes: list[Outcome] = []
-        for (statement, together), run in groupby(work, key=_kind):
+        for statement, together, run in runs:
             if together:
-                outcomes += self._insert(connection, statement, list(run))
+                outcomes += self._insert(connection, statement, run)
             else:
                 outcomes += [self._one(connection, operation, rows) for operation, rows in run]
         connection.execute("COMMIT")
@@ -56,25 +63,17 @@ class GroupWriter(WriteQueue):
                 pass  # the file is in trouble already, and that has been told
 
     def _insert(self, connection: sqlite3.Connection, statement: str, work: Work) -> list[Outcome]:
-        """Rows of one table, many at once."""
+        """Rows of one table, many at once; one by one where one of them is bad."""
         outcomes: list[Outcome] = []
-        while work:
-            number = next(number for number in ROWS_AT_ONCE if number <= len(work))
-            some, work = work[:number], work[number:]
-            outcomes += self._insert_at_once(connection, statement, some)
-        return outcomes
-
-    def _insert_at_once(self, connection: sqlite3.Connection, statement: str, work: Work) -> list[Outcome]:
-        if len(work) > 1:
-            marks = statement[statement.rindex("(") :]
-            values = [value for _, rows in work for value in rows[0]]
+        for at in range(0, len(work), ROWS_AT_ONCE):
+            some = work[at : at + ROWS_AT_ONCE]
             try:
-                last = connection.execute(statement + f", {marks}" * (len(work) - 1), values).lastrowid or 0
-                return list(range(last - len(work) + 1, last + 1))  # they are numbered in order
+                outcomes += _numbers(connection, statement, some)
             except ROW_ERRORS:
                 if not connection.in_transaction:
-                    raise  # else the one statement has left nothing behind
-        return [self._one(connection, operation, rows) for operation, rows in work]
+                    raise  # else the statement has left nothing behind
+                outcomes += [self._one(connection, operation, rows) for operation, rows in some]
+        return outcomes
 
     def _one(self, connection: sqlite3.Connection, operation: Operation, rows: list[Row]) -> Outcome:
         try:
@@ -88,6 +87,14 @@ class GroupWriter(WriteQueue):
         if not operation.taken:
             return cursor.rowcount
         return (cursor.lastrowid or 0) if cursor.rowcount else StoreError(f"{self.label}: {operation.taken}")
+
+
+def _numbers(connection: sqlite3.Connection, statement: str, work: Work) -> list[Outcome]:
+    """Insert the rows with one statement; the numbers they were given, which follow each other."""
+    marks = statement[statement.rindex("(") :]
+    values = [value for _, rows in work for value in rows[0]]
+    last = connection.execute(statement + f", {marks}" * (len(work) - 1), values).lastrowid or 0
+    return list(range(last - len(work) + 1, last + 1))
 
 
 def _all_or_none(connection: sqlite3.Connection, statement: str, rows: list[Row]) -> int:

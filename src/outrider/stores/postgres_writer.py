@@ -70,7 +70,6 @@ class PostgresWriter(WriteQueue):
             label,
             max_queued=max_queued,
             max_queued_bytes=max_queued_bytes,
-            row_errors=ROW_ERRORS,
             max_group_bytes=MAX_GROUP_BYTES,
         )
 

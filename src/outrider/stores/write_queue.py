@@ -40,8 +40,8 @@ class _Job(NamedTuple):
 
 
 class WriteQueue(ABC):
-    """Hands operations, in order, to `commit_group`. `label` names the store in messages, and an operation fails alone
-    where its rows can't be made: `row_errors` says what making one, or writing it, then raises.
+    """Hands operations, in order, to `commit_group`. `label` names the store in messages. An operation fails alone where
+    its rows can't be made.
 
     A subclass must be ready before it calls this constructor, which starts the thread.
     """
@@ -52,11 +52,9 @@ class WriteQueue(ABC):
         *,
         max_queued: int,
         max_queued_bytes: int,
-        row_errors: tuple[type[Exception], ...],
         max_group_bytes: int | None = None,
     ) -> None:
         self.label = label
-        self._row_errors = row_errors
         self._max_queued = max_queued
         self._max_queued_bytes = max_queued_bytes
         self._max_group_bytes = max_queued_bytes if max_group_bytes is None else max_group_bytes
@@ -149,7 +147,7 @@ class WriteQueue(ABC):
             try:
                 work.append((operation, operation.rows()))
                 positions.append(position)
-            except self._row_errors as error:
+            except Exception as error:  # whatever it is: without this thread nobody would ever be answered again
                 outcomes[position] = self._row_error(error)
         try:
             found = self.commit_group(work) if work else []
