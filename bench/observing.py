@@ -6,6 +6,7 @@ python bench/observing.py [--calls N] [--json PATH]      needs the extra otel
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import platform
@@ -78,7 +79,7 @@ def microseconds(calls: int, make: Callable[[], tuple[list[Observer], Callable[[
 
 
 def with_log() -> tuple[list[Observer], Callable[[], object]]:
-    writer = LogWriter(Path(os.devnull).open("w"))
+    writer = LogWriter(io.StringIO())
     return [Metrics(), CallLog(writer, level="info", format="json")], writer.close
 
 
