@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.records import make_call
+from fakes.records import make_call, make_rollout
 from outrider.errors import StoreBusy, StoreError
 from outrider.stores.sqlite import SqliteStore
 from outrider.stores.sqlite_schema import MIGRATIONS
@@ -289,3 +289,28 @@ def test_a_killed_writer_leaves_whole_calls_only(path):
     store.close()
     assert set(acknowledged) <= committed
     assert committed == set(range(1, len(committed) + 1))
+
+
+def test_many_calls_of_one_commit_are_numbered_in_order_also_where_some_are_bad(path):
+    store = SqliteStore(path)
+    assert store.append_call(make_call("c40")).result(30) == 1
+    locker = sqlite3.connect(path, isolation_level=None)
+    locker.execute("BEGIN IMMEDIATE")
+    futures = [store.append_call(make_call(f"c{number}")) for number in range(100)]  # one of them is there already
+    locker.execute("COMMIT")
+    locker.close()
+    with pytest.raises(StoreError):
+        futures[40].result(30)
+    numbers = [future.result(30) for number, future in enumerate(futures) if number != 40]
+    assert numbers == list(range(2, 101))
+    assert [call.id for call in store.calls_after(1)] == [f"c{number}" for number in range(100) if number != 40]
+    store.close()
+
+
+def test_rollouts_are_added_all_or_none(path):
+    store = SqliteStore(path)
+    with pytest.raises(StoreError):
+        store.add_rollouts([make_rollout("a"), make_rollout("b", step=2**70)])
+    assert store.rollouts() == []
+    assert store.add_rollouts([make_rollout("a")]) == 1
+    store.close()

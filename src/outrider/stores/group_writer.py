@@ -36,18 +36,11 @@ class GroupWriter(WriteQueue):
         if self._connection is None:
             self._connection = self._connect()
         connection = self._connection
-        runs = [(*kind, list(run)) for kind, run in groupby(work, key=_kind)]
-        statement, together, _ = runs[0]
-        if len(runs) == 1 and together and len(work) <= ROWS_AT_ONCE:
-            try:  # a statement by itself is a transaction too, for a third of the statements
-                return _numbers(connection, statement, work)
-            except ROW_ERRORS:
-                pass  # one of the rows is bad, and nothing was written
         connection.execute("BEGIN IMMEDIATE")
         outcomes: list[Outcome] = []
-        for statement, together, run in runs:
+        for (statement, together), run in groupby(work, key=_kind):
             if together:
-                outcomes += self._insert(connection, statement, run)
+                outcomes += self._insert(connection, statement, list(run))
             else:
                 outcomes += [self._one(connection, operation, rows) for operation, rows in run]
         connection.execute("COMMIT")
