@@ -8,7 +8,7 @@ from fakes.records import make_call, make_choice, make_rollout
 from outrider.types import Attempt, Reward
 
 ODD = "a\0b\ud800c\udfff é \U0001f600"
-KEPT = "a\ufffdb?c? é \U0001f600"
+KEPT = "a\0b?c? é \U0001f600"
 
 
 def test_odd_text_of_a_call(durable_store):

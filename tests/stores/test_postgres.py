@@ -146,7 +146,7 @@ def test_closing_commits_what_is_queued(postgres_server, schema, admin):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"sampling": {"x": object()}}, {"model": "\ud800"}, {"status": 2**70}],
+    [{"sampling": {"x": object()}}, {"dialect": "\ud800"}, {"status": 2**70}],
     ids=["no JSON", "no UTF-8", "too large a number"],
 )
 def test_a_bad_call_fails_alone(postgres_store, admin, fields):

@@ -259,11 +259,9 @@ def attempt_from(row: Row) -> Attempt:
 
 
 def _text(value: str) -> str:
-    """What all stores can keep: UTF-8 has no half surrogate, and a text of PostgreSQL no NUL. Others say such things:
-    an upstream in its error, an agent in the name of a model, a harness on its standard output."""
-    if value.isascii() and "\0" not in value:
-        return value
-    return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+    """As UTF-8 can hold it, which no half surrogate is. Others say such things: an upstream in an error that only
+    Python's parser reads, a harness on its standard output."""
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def _json(value: Any) -> str:
