@@ -291,6 +291,8 @@ def test_with_every_replica_down_each_protocol_is_told_at_once_and_they_are_foun
         for call in gateway.recorded(4):
             assert (call.state, call.status) == (CallState.FAILED, 503)
             assert call.error.startswith("upstream_unavailable: ")
+            assert time.time() - 300 < call.started_at <= time.time()
+            assert 0 <= call.duration_s < 300
             assert call.fidelity is not Fidelity.EXACT
         assert gateway.client.health()["in_flight"] == 0
         engines[1].start()

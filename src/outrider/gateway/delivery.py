@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from outrider.gateway.admission import Admission, Refused
-from outrider.gateway.exchange import Exchange, Headers
+from outrider.gateway.exchange import ClientGone, Exchange, Headers
 from outrider.gateway.replicas import Replica, Replicas
 from outrider.gateway.retry import (
     NEVER_SENT,
@@ -114,15 +114,15 @@ class Delivery:
     async def _send(self) -> UpstreamCall:
         route = self._route
         if self._exchange.gone:
-            raise UpstreamError("aborted", "the client left")
+            raise ClientGone
+        if self._on_send is not None:
+            self._on_send()
         replica = route.replicas.choose(self._pin, self._tried)
         if replica is None:
             raise self._nobody("no replica answers")
         self._sent_at = time.monotonic()
         self._replica = replica
         replica.calls += 1
-        if self._on_send is not None:
-            self._on_send()
         left_s = route.total_s - (self._sent_at - self._began)
         call = self._call = replica.upstream.call(*self._outgoing, within_s=left_s)
         await call.start()
