@@ -226,3 +226,42 @@ def test_names_that_do_not_exist_are_told_before_anything_starts(options, said):
     with pytest.raises(ConfigError, match=said):
         check(TrainConfig(**options))
     check(TrainConfig())
+
+
+OWN = """
+import numpy as np
+
+
+def halves(rewards, groups, context):
+    return (rewards / 2).astype(np.float32)
+
+
+def each_call(rewards, groups, context):
+    return np.arange(len(context.steps.rollout), dtype=np.float32)
+
+
+each_call.unit = "call"
+
+
+def wrong(rewards, groups, context): ...
+
+
+wrong.unit = "week"
+nothing = 7
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_credit.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_an_estimator_and_a_loss_of_ones_own(own):
+    check(TrainConfig(advantage="own_credit:halves", loss="outrider.rl.losses.sapo:sapo"))
+    assert learner(advantage="own_credit:halves").batch(ROLLOUTS, SAMPLES).advantages == {"r": 0.5, "s": 0.0}
+    made = learner(advantage="own_credit:each_call").batch(ROLLOUTS, SAMPLES)
+    assert [row.advantages.tolist() for row in made.rows] == [[0, 0, 0, 0, 1, 1], [0, 2, 2, 0, 3, 3]]
+    for name, said in (("wrong", "unit 'week'"), ("nothing", "is no function"), ("absent", "has no 'absent'")):
+        with pytest.raises(ConfigError, match=rf"train\.advantage.*{said}"):
+            check(TrainConfig(advantage=f"own_credit:{name}"))

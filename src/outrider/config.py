@@ -175,7 +175,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
         Meta(
             description="Advantage estimator. Of a rollout: grpo, dr_grpo, rloo, opo, gpg, pass_at_k, grpo_passk, "
             "reinforce, reinforce_running, reinforce_pp, reinforce_pp_baseline; of each call: return_to_go, gigpo, "
-            "gae_call; of each token: gae. The gae ones have a critic."
+            "gae_call; of each token: gae. The gae ones have a critic. Or module:function."
         ),
     ] = "grpo"
     gamma: Annotated[
@@ -194,7 +194,8 @@ class TrainConfig(Section, frozen=True, kw_only=True):
         float, Meta(ge=0, lt=1, description="Share of the old mean that reinforce_running keeps at each step.")
     ] = 0.9
     loss: Annotated[
-        str, Meta(description="Policy loss: ppo_clip, reinforce, cispo, gspo, sapo, dppo_tv or dppo_kl.")
+        str,
+        Meta(description="Policy loss: ppo_clip, reinforce, cispo, gspo, sapo, dppo_tv, dppo_kl or module:function."),
     ] = "ppo_clip"
     normalisation: Annotated[
         Literal["rollout", "token", "sequence", "constant"],
@@ -283,7 +284,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     ] = "shared"
     critic_lr: Annotated[
         float, Meta(ge=0, description="Peak learning rate of the value head; 0 for that of the policy.")
-    ] = 0.0
+    ] = 1e-4
     share_prefixes: Annotated[bool, Meta(description="Compute prefixes that rows share once.")] = True
     gradient_checkpointing: Annotated[bool, Meta(description="Recompute activations to save memory.")] = False
     threads: Annotated[int, Meta(ge=0, description="CPU threads; 0 for all cores.")] = 0

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from outrider.config import TrainConfig
-from outrider.errors import ConfigError, RunError
+from outrider.errors import RunError
 from outrider.metrics import Timer
 from outrider.protocols import Backend, LossSpec, Observer, OptimStats, StepStats
-from outrider.rl.advantages import CRITICS, ESTIMATORS, Context, RunningMean
+from outrider.rl.advantages import CRITICS, Context, RunningMean, unit_of
 from outrider.rl.batch import Batch, make_batch
 from outrider.rl.correction import Bounds, Correction, check_methods, correct
 from outrider.rl.credit import Evidence
@@ -169,11 +169,10 @@ class Learner:
 
 def check(config: TrainConfig) -> None:
     """Raise `ConfigError` for the name of an estimator, a loss or a correction that does not exist."""
-    from outrider.rl.losses import LOSSES  # torch, which an evaluation does not need
+    from outrider.rl.losses import find_loss  # torch, which an evaluation does not need
 
-    for field, name, known in (("train.advantage", config.advantage, ESTIMATORS), ("train.loss", config.loss, LOSSES)):
-        if name not in known:
-            raise ConfigError(f"{field}: there is no {name!r}. Known: {', '.join(sorted(known))}.")
+    unit_of(config.advantage)
+    find_loss(config.loss)
     check_methods(config.correction)
 
 

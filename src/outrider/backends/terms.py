@@ -9,7 +9,7 @@ from torch import Tensor
 from outrider.backends.language_model import Scores
 from outrider.backends.rows import LossInputs
 from outrider.protocols import LossSpec
-from outrider.rl.losses import KL, LOSSES, TokenLoss, value_loss
+from outrider.rl.losses import KL, TokenLoss, find_loss, value_loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class LossTerms:
 
 def loss_terms(scores: Scores, given: LossInputs, spec: LossSpec) -> LossTerms:
     """All terms that `spec` asks for and `given` has the numbers for."""
-    policy = LOSSES[spec.name](given.tokens, spec)
+    policy = find_loss(spec.name)(given.tokens, spec)
     total = (given.weights * policy.loss).sum()
     kl = None
     if given.reference_logp is not None:

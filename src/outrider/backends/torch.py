@@ -24,7 +24,7 @@ from outrider.backends.stochastic import StochasticAdamW
 from outrider.backends.terms import loss_terms
 from outrider.errors import ConfigError, RunError
 from outrider.protocols import LossSpec, OptimStats, StepStats
-from outrider.rl.losses import LOSSES
+from outrider.rl.losses import find_loss
 from outrider.types import FloatArray, Row, Sample
 
 FORMAT = 1
@@ -108,7 +108,7 @@ class TorchBackend:
 
     def forward_backward(self, rows: Sequence[Row], loss: LossSpec) -> StepStats:
         """Accumulate the gradient of ``sum(weights * loss)``; see `outrider.protocols.Backend`."""
-        _named(loss.name, LOSSES, "train.loss")
+        find_loss(loss.name)  # a wrong name is told before anything is computed
         rows = [row for row in rows if row.sample.loss_mask.any()]
         check_rows(rows, loss, self._model.vocabulary, critic=self._model.value_head is not None)
         statistics = Statistics()

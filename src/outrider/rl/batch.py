@@ -18,18 +18,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TypeVar
 
 import numpy as np
 
-from outrider.errors import BatchError, ConfigError
-from outrider.rl.advantages import ESTIMATORS, Context
+from outrider.errors import BatchError
+from outrider.rl.advantages import Context, find_estimator
 from outrider.rl.advantages.context import NOTHING_MORE
 from outrider.rl.credit import NO_EVIDENCE, Evidence, evidence_on, give_credit
+from outrider.rl.find import find
 from outrider.rl.normalisation import CONSTANT_TOKENS, NORMALISATIONS
 from outrider.types import FloatArray, Row, Sample
-
-_T = TypeVar("_T")
 
 NO_REWARD = "rollout: no reward"
 NOTHING_TRAINABLE = "rollout: nothing trainable"
@@ -72,8 +70,8 @@ def make_batch(
     lengths and steps are read off the samples. Raises `BatchError` on a sample that contradicts itself or whose rollout
     is unknown, `ConfigError` on an unknown name.
     """
-    _named(ESTIMATORS, estimator, "train.advantage")
-    weigh = _named(NORMALISATIONS, normalisation, "train.normalisation")
+    find_estimator(estimator)  # before anything else, as a wrong name explains all that follows
+    weigh = find(NORMALISATIONS, normalisation, "train.normalisation")
     tokens = _trained_tokens(samples, rewards, groups)
     excluded: Counter[str] = Counter()
     counted: list[str] = []
@@ -152,9 +150,3 @@ def _trained_tokens(
             raise BatchError(f"rollout {name!r}: a behaviour log-prob is not finite.")
         tokens[name] += int(sample.loss_mask.sum())
     return tokens
-
-
-def _named(table: Mapping[str, _T], name: str, field: str) -> _T:
-    if name not in table:
-        raise ConfigError(f"{field}: there is no {name!r}. Known: {', '.join(sorted(table))}.")
-    return table[name]

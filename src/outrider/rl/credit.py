@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from outrider.errors import BatchError
-from outrider.rl.advantages import CRITICS, ESTIMATORS, UNITS, Context
+from outrider.rl.advantages import CRITICS, Context, Unit, find_estimator, unit_of
 from outrider.rl.advantages.reinforce import whiten
 from outrider.rl.steps import Layout, StateKey, by_call, by_token, observation
 from outrider.types import FloatArray, Sample
@@ -59,16 +59,17 @@ def give_credit(
     """
     if not rollouts:
         return Credit(advantages=(), returns=None, signal=frozenset())
-    if estimator not in UNITS:
+    estimate, unit = find_estimator(estimator), unit_of(estimator)
+    if unit == "rollout":
         penalty = _penalties(rollouts, samples, evidence)
-        estimated = dict(zip(rollouts, ESTIMATORS[estimator](rewards - penalty, groups, context), strict=True))
+        estimated = dict(zip(rollouts, estimate(rewards - penalty, groups, context), strict=True))
         return Credit(
             advantages=[np.where(s.loss_mask, estimated[s.rollout_id], np.float32(0)) for s in samples],
             returns=None,
             signal=frozenset(name for name, advantage in estimated.items() if advantage != 0.0),
         )
-    layout = _layout(estimator, rollouts, rewards, samples, evidence)
-    estimated_steps = ESTIMATORS[estimator](rewards, groups, replace(context, steps=layout.steps))
+    layout = _layout(unit, rollouts, rewards, samples, evidence)
+    estimated_steps = estimate(rewards, groups, replace(context, steps=layout.steps))
     signal = frozenset(rollouts[i] for i in layout.steps.rollout[estimated_steps != 0.0])
     returns = None
     if estimator in CRITICS:
@@ -83,10 +84,10 @@ def give_credit(
 
 
 def _layout(
-    estimator: str, rollouts: Sequence[str], rewards: FloatArray, samples: Sequence[Sample], evidence: Evidence
+    unit: Unit, rollouts: Sequence[str], rewards: FloatArray, samples: Sequence[Sample], evidence: Evidence
 ) -> Layout:
     arrays = (rollouts, samples, rewards, evidence.call_rewards)
-    if UNITS[estimator] == "token":
+    if unit == "token":
         return by_token(*arrays, values=evidence.values, penalties=evidence.penalties)
     return by_call(*arrays, values=evidence.values, penalties=evidence.penalties, state=evidence.state)
 

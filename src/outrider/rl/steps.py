@@ -17,6 +17,7 @@ from outrider.errors import BatchError
 from outrider.rl.advantages import Steps
 from outrider.rl.advantages.check import Doubles
 from outrider.rl.advantages.context import Index
+from outrider.rl.advantages.steps import last_steps
 from outrider.types import FloatArray, Sample
 
 StateKey = Callable[[Sample, int], str]
@@ -87,8 +88,8 @@ def by_call(
     of_token = []
     for number, sample in enumerate(samples):
         owner, at = index[sample.rollout_id], np.full(len(sample.token_ids), -1, dtype=np.int64)
-        for position in np.flatnonzero(sample.loss_mask):
-            at[position] = step_of[owner, int(sample.call_index[position])]
+        calls, which = np.unique(sample.call_index[sample.loss_mask], return_inverse=True)
+        at[sample.loss_mask] = np.array([step_of[owner, call] for call in calls.tolist()], dtype=np.int64)[which]
         if penalties is not None:
             np.subtract.at(earned, at[at >= 0], penalties[number][at >= 0])
         of_token.append(at)
@@ -117,24 +118,29 @@ def by_token(
     Arguments as for `by_call`. Context between two calls takes no time: no discount, no value.
     """
     calls = by_call(rollouts, samples, rewards, call_rewards)
-    places = [
-        (int(calls.of_token[number][position]), int(position), number)
-        for number, sample in enumerate(samples)
-        for position in np.flatnonzero(sample.loss_mask)
-    ]
-    places.sort()
-    of_token = [np.full(len(sample.token_ids), -1, dtype=np.int64) for sample in samples]
-    earned = np.zeros(len(places))
-    for step, (call, position, number) in enumerate(places):
-        of_token[number][position] = step
-        if step + 1 == len(places) or places[step + 1][0] != call:
-            earned[step] = calls.steps.rewards[call]
-        if penalties is not None:
-            earned[step] -= penalties[number][position]
+    at = [np.flatnonzero(sample.loss_mask) for sample in samples]
+    call = np.concatenate([step[where] for step, where in zip(calls.of_token, at, strict=True)])
+    order = np.lexsort((np.concatenate(at), call))  # by call, then by position
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    of_token, done = [], 0
+    for sample, where in zip(samples, at, strict=True):
+        steps_of_sample = np.full(len(sample.token_ids), -1, dtype=np.int64)
+        steps_of_sample[where] = place[done : done + len(where)]
+        done += len(where)
+        of_token.append(steps_of_sample)
+
+    def in_order(arrays: Sequence[FloatArray]) -> FloatArray:
+        return np.concatenate([array[where] for array, where in zip(arrays, at, strict=True)])[order]
+
+    earned = np.zeros(len(order), dtype=np.float32)
+    earned[last_steps(call[order])] = calls.steps.rewards
+    if penalties is not None:
+        earned -= in_order(penalties)
     steps = Steps(
-        rollout=calls.steps.rollout[[call for call, _, _ in places]],
-        rewards=earned.astype(np.float32),
-        values=None if values is None else np.array([values[number][at] for _, at, number in places], np.float32),
+        rollout=calls.steps.rollout[call[order]],
+        rewards=earned,
+        values=None if values is None else in_order(values),
     )
     return Layout(steps=steps, of_token=tuple(of_token))
 

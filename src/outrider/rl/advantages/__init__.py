@@ -7,15 +7,17 @@
 moves no sibling's baseline; one that failed by the policy's fault stays in, at its reward. `groups` names the group of
 each rollout; groups may have any sizes and any order. The result is float32: (N,), one for each rollout and so for all
 its tokens, or where `UNITS` says call or token (S,), one for each of ``context.steps``. Estimators are pure functions,
-and count rollouts, never rows. Another one is one more function and a line below.
+and count rollouts, never rows. Another one is one more function and a line below, or ``module:function`` in a run file;
+such a function may have an attribute ``unit``, ``"call"`` or ``"token"``, where it answers for each step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, cast, get_args
 
+from outrider.errors import ConfigError
 from outrider.rl.advantages.context import Context, Estimator, Steps
 from outrider.rl.advantages.group import dr_grpo, gpg, grpo, opo, rloo
 from outrider.rl.advantages.pass_at_k import grpo_passk, pass_at_k
@@ -27,6 +29,7 @@ from outrider.rl.advantages.reinforce import (
     reinforce_running,
 )
 from outrider.rl.advantages.steps import gae, gigpo, return_to_go
+from outrider.rl.find import find
 
 Unit = Literal["rollout", "call", "token"]
 
@@ -58,6 +61,22 @@ UNITS: Mapping[str, Unit] = MappingProxyType(
 CRITICS = frozenset({"gae", "gae_call"})
 """Estimators that need a value head."""
 
+
+def find_estimator(name: str) -> Estimator:
+    """By name or as ``module:function``. Raises `ConfigError`."""
+    return find(ESTIMATORS, name, "train.advantage")
+
+
+def unit_of(name: str) -> Unit:
+    """What the estimator called `name` answers for. Raises `ConfigError`."""
+    if name in ESTIMATORS:
+        return UNITS.get(name, "rollout")
+    unit = getattr(find_estimator(name), "unit", "rollout")
+    if unit not in get_args(Unit):
+        raise ConfigError(f"train.advantage: {name} has the unit {unit!r}; it must be one of {get_args(Unit)}.")
+    return cast(Unit, unit)
+
+
 __all__ = [
     "CRITICS",
     "ESTIMATORS",
@@ -68,6 +87,7 @@ __all__ = [
     "Steps",
     "Unit",
     "dr_grpo",
+    "find_estimator",
     "gae",
     "gigpo",
     "gpg",
@@ -81,4 +101,5 @@ __all__ = [
     "reinforce_running",
     "return_to_go",
     "rloo",
+    "unit_of",
 ]

@@ -6,7 +6,7 @@ Losses are pure functions of a `Tokens`, the trained tokens of whole rows laid e
 and of a `LossSpec` with their numbers. They return one loss a token and do no averaging: the backend takes
 ``sum(weights * loss)`` with the weights of `outrider.rl.normalisation`. They are homogeneous in the advantages: a token
 whose advantage is multiplied by w >= 0 has w times the loss, which is how `outrider.rl.correction` acts. Another loss
-is one more file here and a line below.
+is one more file here and a line below, or ``module:function`` in a run file.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from outrider.protocols import LossSpec
+from outrider.rl.find import find
 from outrider.rl.losses.cispo import cispo
 from outrider.rl.losses.dppo import dppo_kl, dppo_tv
 from outrider.rl.losses.gspo import gspo
@@ -39,6 +40,12 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
     }
 )
 
+
+def find_loss(name: str) -> Loss:
+    """By name or as ``module:function``. Raises `ConfigError`."""
+    return find(LOSSES, name, "train.loss")
+
+
 __all__ = [
     "KL",
     "LOSSES",
@@ -48,6 +55,7 @@ __all__ = [
     "cispo",
     "dppo_kl",
     "dppo_tv",
+    "find_loss",
     "gspo",
     "k1",
     "k2",
