@@ -155,11 +155,7 @@ FRAMEWORKS = (
         variants=(
             replace(program("smolagents_agent", Dialect.CHAT), left_to_engine=FORCED),
             replace(program("smolagents_agent", Dialect.CHAT, streamed=True), left_to_engine=FORCED),
-            # It writes "Calling tools: …" behind what the model said.
-            replace(
-                program("smolagents_agent", Dialect.CHAT, "code", label="code agent"),
-                rewrites=(Break.HISTORY_REWRITTEN,),
-            ),
+            program("smolagents_agent", Dialect.CHAT, "code", label="code agent"),
         ),
     ),
     Harness(

@@ -109,7 +109,16 @@ class ToolUsingEngine(TokenEngine):
             said = {**asked, "messages": messages, "tools": tools}
         encode = self.renderer.text.encode
         thought = encode("<think>\nOne step.\n</think>\n\n") if self._thinking else []
-        return [*thought, *self._answer(said), *encode(END)]
+        return self._stopped([*thought, *self._answer(said), *encode(END)], asked.get("stop") or ())
+
+    def _stopped(self, ids: Ids, stop: str | Sequence[str]) -> Ids:
+        """As engines do it: up to the token that completes a stop string."""
+        strings = [stop] if isinstance(stop, str) else stop
+        for end in range(1, len(ids)):
+            text = self.renderer.text.decode(ids[:end])
+            if any(one in text for one in strings):
+                return ids[:end]
+        return ids
 
     def _answer(self, said: Json) -> Ids:
         first = decide(said, self._turns)

@@ -89,7 +89,8 @@ def tool_results(messages: Sequence[Json]) -> list[str]:
         text = text_of(message.get("content"))
         in_text = message["role"] == "user" and re.search(r"<tool_response>|Observation:|<returncode>", text)
         if message["role"] == "tool" or in_text:
-            found.append(" ".join(text.split())[-300:])
+            told = text.replace("Observation:", " ")  # a stop string of smolagents': said again it would end the answer
+            found.append(" ".join(told.split())[-300:])
     return found
 
 
