@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
+from typing import TypeGuard
 
 from outrider.errors import RequestError
 from outrider.gateway.sse import EventSplitter
@@ -41,10 +42,19 @@ def _digest(owner: str, random: str) -> str:
 class Recall:
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._recallers: dict[type[Dialect], bool] = {}
+
+    def _recalls(self, dialect: Dialect) -> TypeGuard[Recaller]:
+        """To ask a protocol takes a good part of the time that is spent on a call."""
+        kind = type(dialect)
+        found = self._recallers.get(kind)
+        if found is None:
+            found = self._recallers[kind] = isinstance(dialect, Recaller)
+        return found
 
     async def earlier(self, dialect: Dialect, request: WireRequest, owner: str) -> None:
         """Let `dialect` know the answer that `request` names, if it is one of `owner`'s. Raises `StoreError`."""
-        if not isinstance(dialect, Recaller):
+        if not self._recalls(dialect):
             return
         wanted = dialect.names(request)
         if wanted and not dialect.knows(owner, wanted):
@@ -53,7 +63,7 @@ class Recall:
     async def trajectory(self, dialect: Dialect, request: WireRequest, owner: str, known: Mapping[str, str]) -> str:
         """Where the answer belongs that `request` names; empty where it names none of `owner`'s. `known` has the
         trajectories of recent calls by their ids. Raises `StoreError`."""
-        named = dialect.names(request) if isinstance(dialect, Recaller) else ""
+        named = dialect.names(request) if self._recalls(dialect) else ""
         if not named or not is_own_call(owner, named):
             return ""
         if named in known:
