@@ -209,6 +209,21 @@ def test_a_reward_that_comes_before_its_step_is_taken_counts(tmp_path):
     assert (record["reward_mean"], record["groups_trained"]) == (0.5, 2)
 
 
+def test_a_reward_that_comes_while_its_step_waits_for_another_group_counts(tmp_path):
+    run = Run(tmp_path / "run", lambda episode: 0.0, steps=1)
+    run.agents.turns = lambda attempt_id: 5 if "-001-" in attempt_id else 1
+
+    def ends(attempt_id):
+        if attempt_id == "step-0001-001-0.a1":  # the other group has been handed out by then
+            run.store.add_reward(Reward(attempt_id="step-0001-000-0.a1", value=1.0)).result()
+        return OK
+
+    run.agents.ends = ends
+    run()
+    (record,) = run.steps()
+    assert (record["reward_mean"], record["groups_trained"]) == (0.25, 1)
+
+
 def test_a_reward_that_comes_after_its_step_was_taken_is_kept_and_counted_as_late(tmp_path):
     run = Run(tmp_path / "run", by_member, steps=3)
 

@@ -37,6 +37,8 @@ class Gathered:
     """Answers, rollouts and groups, by reason."""
     excluded_tokens: Counter[str] = field(default_factory=Counter)
     """Sampled tokens that no row trains on, by reason."""
+    rewards_seen: dict[str, int] = field(default_factory=dict)
+    """By attempt, how many rewards that count there were."""
 
     def add(self, other: Gathered) -> None:
         self.rollouts += other.rollouts
@@ -45,6 +47,7 @@ class Gathered:
         self.breaks += other.breaks
         self.excluded.update(other.excluded)
         self.excluded_tokens.update(other.excluded_tokens)
+        self.rewards_seen |= other.rewards_seen
 
 
 class Collector:
@@ -60,11 +63,7 @@ class Collector:
 
         So a rollout whose own scoring failed counts all the same, once somebody else has scored it.
         """
-        final = _final(self._store.rewards(attempt_id(rollout)))
-        unscored = rollout.failure in (Failure.REWARD_ERROR, Failure.REWARD_INVALID)
-        if final is None or not (rollout.state is RolloutState.SUCCEEDED or unscored):
-            return rollout
-        return replace(rollout, state=RolloutState.SUCCEEDED, reward=final.value, reason=final.reason)
+        return _scored(rollout, self._store.rewards(attempt_id(rollout)))
 
     def collect(
         self, groups: Sequence[Group], *, version: int, max_lag: int, another: Callable[[str], Group]
@@ -85,7 +84,7 @@ class Collector:
         late = self._late()
         if late:
             step.excluded[LATE_REWARD] = late
-        self._taken.append({name: self._count(name) for name in map(attempt_id, step.rollouts)})
+        self._taken.append(step.rewards_seen)
         return step
 
     def too_old(self, rollout_ids: Sequence[str], *, version: int, max_lag: int) -> str:
@@ -98,8 +97,12 @@ class Collector:
         return ""
 
     def _read(self, group: Group) -> Gathered:
-        found = Gathered(rollouts=list(group.rollouts))
-        for rollout in group.rollouts:
+        found = Gathered()
+        for ended in group.rollouts:
+            rewards = self._store.rewards(attempt_id(ended))
+            rollout = _scored(ended, rewards)
+            found.rollouts.append(rollout)
+            found.rewards_seen[attempt_id(ended)] = _counting(rewards)
             if rollout.state is not RolloutState.SUCCEEDED:
                 found.excluded[f"rollout {rollout.state}: {rollout.failure}"] += 1
                 continue
@@ -110,7 +113,7 @@ class Collector:
             found.breaks += tree.breaks
             found.excluded.update(cut.excluded)
             found.excluded_tokens.update(cut.excluded_tokens)
-            given = of_calls(calls, self._store.rewards(attempt_id(rollout)))
+            given = of_calls(calls, rewards)
             if given is not None:
                 found.call_rewards[rollout.id] = given
         return found
@@ -131,13 +134,9 @@ class Collector:
         late = 0
         for step in self._taken:
             for name, known in step.items():
-                step[name] = self._count(name)
+                step[name] = _counting(self._store.rewards(name))
                 late += step[name] - known
         return late
-
-    def _count(self, attempt: str) -> int:
-        """Rewards that would have counted."""
-        return sum(reward.name == FINAL for reward in self._store.rewards(attempt))
 
 
 def attempt_id(rollout: Rollout) -> str:
@@ -158,9 +157,18 @@ def of_calls(calls: Sequence[Call], rewards: Sequence[Reward]) -> FloatArray | N
     return np.array([given.get(call.id, 0.0) for call in calls], dtype=np.float32)
 
 
-def _final(rewards: Sequence[Reward]) -> Reward | None:
-    """The newest one of the attempt as a whole that counts."""
-    return next((reward for reward in reversed(rewards) if reward.name == FINAL and not reward.call_id), None)
+def _scored(rollout: Rollout, rewards: Sequence[Reward]) -> Rollout:
+    """`rollout` with the newest of the `rewards` of its attempt as a whole."""
+    final = next((reward for reward in reversed(rewards) if reward.name == FINAL and not reward.call_id), None)
+    unscored = rollout.failure in (Failure.REWARD_ERROR, Failure.REWARD_INVALID)
+    if final is None or not (rollout.state is RolloutState.SUCCEEDED or unscored):
+        return rollout
+    return replace(rollout, state=RolloutState.SUCCEEDED, reward=final.value, reason=final.reason)
+
+
+def _counting(rewards: Sequence[Reward]) -> int:
+    """How many of them count, or would have."""
+    return sum(reward.name == FINAL for reward in rewards)
 
 
 def _oldest(samples: Sequence[Sample], version: int) -> int:

@@ -260,10 +260,10 @@ class Scheduler:
             given_up, self._given_up = self._given_up, []
             for rollout_id in given_up:
                 self._ended.pop(rollout_id, None)
-        if given_up:
-            self._reconciler.abandon(given_up)
         if asked:
             self._reconciler.submit(asked)
+        if given_up:
+            self._reconciler.abandon(given_up)
         self._reconciler.tick(patience_s)
         ended = self._reconciler.take()
         if ended:
