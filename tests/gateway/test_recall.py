@@ -57,6 +57,17 @@ def test_a_conversation_goes_on_after_a_restart(engine, start, streamed):
     assert messages[3]["content"] == Sampled().text
 
 
+def test_an_answer_with_space_before_it_is_found_too(engine, start):
+    body = {"choices": [{"index": 0, "message": {"content": "spaced"}, "finish_reason": "stop"}]}
+    engine.answers.append(Answer(chunks=[b"\r\n  " + json.dumps(body).encode()]))
+    with start(mode="train") as gateway:
+        key = gateway.open()
+        first = respond(gateway, key, input="go")
+    with start(mode="train") as gateway:
+        respond(gateway, key, input="more", previous_response_id=first.id)
+    assert engine.received[-1].json["messages"][1]["content"] == "spaced"
+
+
 def test_gateways_on_one_store_know_each_others_answers(engine, tmp_path):
     store = tmp_path / "s.sqlite3"
     with RunningGateway(engine, store, mode="train") as one, RunningGateway(engine, store, mode="train") as other:

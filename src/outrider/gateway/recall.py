@@ -93,7 +93,7 @@ class Recall:
 
 
 def _read_again(reader: ReplyReader, response: bytes) -> None:
-    if response.startswith(b"{"):
+    if response[:100].lstrip().startswith(b"{"):
         reader.body(response)
         return
     splitter = EventSplitter()
