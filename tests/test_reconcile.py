@@ -358,9 +358,17 @@ def test_nothing_is_started_while_a_service_is_down(make):
         ([(CallState.FAILED, 502, b"a"), (CallState.COMPLETE, 200, b"a")], Failure.NONE),  # its client tried again
         ([(CallState.FAILED, 502, b"a"), (CallState.COMPLETE, 200, b"b")], Failure.ENGINE),
         ([(CallState.FAILED, 400, b"a")], Failure.NONE),  # R11: a context overflow is the harness's business
+        ([(CallState.FAILED, 200, b"a")], Failure.ENGINE),  # S09: a stream that broke off
+        ([(CallState.FAILED, 200, b"a"), (CallState.COMPLETE, 200, b"a")], Failure.NONE),
+        ([(CallState.CANCELLED, 499, b"a")], Failure.NONE),
         ([], Failure.NO_CALLS),
     ],
 )
 def test_classify_by_calls(calls, failure):
     records = [call("r.a1", i, state, status, request) for i, (state, status, request) in enumerate(calls)]
     assert classify(OK, records, 0.0, ())[0] is failure
+
+
+def test_an_overflow_that_is_told_in_a_stream_is_the_harnesss_business():
+    told = replace(call("r.a1", 0, CallState.FAILED, 200, b"a"), error="the upstream answered with status 400")
+    assert classify(OK, [told], 0.0, ())[0] is Failure.NONE

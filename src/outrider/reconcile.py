@@ -360,7 +360,7 @@ def classify(ended: Exit, calls: Sequence[Call], started_at: float, outages: Seq
             return outage.service, f"the {outage.service} was restarted while it ran"
     healed = {call.request for call in calls if call.state is CallState.COMPLETE}
     for call in calls:
-        if call.state is CallState.FAILED and call.status >= 500 and call.request not in healed:
+        if _engine_failed(call) and call.request not in healed:
             return Failure.ENGINE, f"call {call.id} got {call.status}: {call.error}"
     if not calls:
         how = "timed out" if ended.timed_out else f"exit status {ended.exit_code}, signal {ended.signal}"
@@ -375,6 +375,18 @@ def classify(ended: Exit, calls: Sequence[Call], started_at: float, outages: Seq
 
 class InvalidReward(RewardError):
     """The reward returned something that is no finite number."""
+
+
+def _engine_failed(call: Call) -> bool:
+    """True of a status from 500 on, and of a stream that broke off or told of an error: its status was 200 by then.
+
+    An error status below 500 is the harness's business, also where its protocol tells it in a stream with status 200.
+    """
+    if call.state is not CallState.FAILED:
+        return False
+    return call.status >= 500 or (
+        call.status < 300 and not call.error.startswith("the upstream answered with status 4")
+    )
 
 
 def scored(reward: RewardFunction, name: str, episode: Episode) -> Score:
