@@ -97,6 +97,27 @@ def test_answers_whose_prompt_was_made_here_are_found_too(start, tmp_path, strea
     assert [call.continuation for call in calls] == ["opened", "continued", "continued", "continued"]
 
 
+def test_turns_that_alternate_between_gateways_are_one_branch(tmp_path):
+    folder = write_format(tmp_path / "qwen", "qwen")
+    renderer = TemplateRenderer(folder)
+    with TokenEngine(renderer) as engine:
+        engine.says.append(renderer.text.encode("ok<|im_end|>"))
+        options = {"mode": "train", "tokenizer": str(folder)}
+        store = tmp_path / "s.sqlite3"
+        with RunningGateway(engine, store, **options) as one, RunningGateway(engine, store, **options) as other:
+            key = one.open()
+            messages, previous = [], None
+            for turn in range(8):
+                gateway = [one, other][turn % 2]
+                messages.append({"role": "user", "content": str(turn)})
+                messages.append(gateway.chat(key, messages=messages).json["choices"][0]["message"])
+            for turn in range(6):
+                asked = {"input": f"again {turn}"} | ({"previous_response_id": previous} if previous else {})
+                previous = respond([one, other][turn % 2], key, **asked).id
+            outcomes = [call.continuation for call in one.recorded(14)]
+    assert outcomes == ["opened", *["continued"] * 7, "opened", *["continued"] * 5]
+
+
 def test_a_response_that_nobody_gave_is_404_in_openais_shape(engine, gateway):
     key = gateway.open()
     for named in ("resp_" + "0" * 48, "resp_", "resp_x", "msg_1", new_call_id("attempt:attempt-1")):
