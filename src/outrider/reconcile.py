@@ -384,9 +384,8 @@ def _engine_failed(call: Call) -> bool:
     """
     if call.state is not CallState.FAILED:
         return False
-    return call.status >= 500 or (
-        call.status < 300 and not call.error.startswith("the upstream answered with status 4")
-    )
+    refused = call.error.startswith("the upstream answered with status 4")
+    return call.status >= 500 or (call.status < 300 and not refused)
 
 
 def scored(reward: RewardFunction, name: str, episode: Episode) -> Score:
