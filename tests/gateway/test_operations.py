@@ -299,7 +299,10 @@ def test_a_process_tells_of_each_call_in_a_line_of_json(engine, tmp_path, level)
         assert gateway.wait() == 0
     for secret in [*SECRETS, key]:
         assert secret not in written
-    lines = [json.loads(line) for line in written.splitlines()]
+    told = [json.loads(line) for line in written.splitlines()]
+    lines = [line for line in told if line["event"] == "call"]
+    messages = [line["message"] for line in told if line["event"] == "message"]
+    assert messages == (["POST /admin/attempts with a key of role admin"] if level == "info" else [])
     if level == "off":
         assert lines == []
         return

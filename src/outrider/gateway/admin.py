@@ -13,6 +13,7 @@ GET  /admin/stats                         a reader
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
@@ -30,6 +31,8 @@ from outrider.gateway.roles import GRADE, READ, TRAIN, Role, Roles
 from outrider.gateway.sessions import token_of
 from outrider.protocols import Store
 from outrider.types import Call, Json
+
+log = logging.getLogger("outrider.gateway")
 
 MAX_BODY_BYTES = 1 << 16
 
@@ -92,6 +95,8 @@ class Admin:
             answer = self._stats()
         else:
             raise _no_route(exchange)
+        if exchange.method != "GET":
+            log.info("%s %s with a key of role %s", exchange.method, exchange.path.decode("latin-1"), role)
         await exchange.respond(200, [JSON_TYPE], msgspec.json.encode(answer))
 
     async def _attempt(self, exchange: Exchange, attempt_id: str, what: bytes | None, role: Role, body: bytes) -> Any:

@@ -170,7 +170,9 @@ def serve(options: GatewayOptions) -> None:
     writer = LogWriter()
     server = GatewayServer(options, writer)
     handler = LineHandler(writer, format=options.log_format)
-    logging.getLogger("outrider").addHandler(handler)
+    logger = logging.getLogger("outrider")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO if options.log_level == "info" else logging.WARNING)
     # A call makes many short-lived containers and no cycles. By default the collector walks them all, time and again.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
@@ -178,7 +180,7 @@ def serve(options: GatewayOptions) -> None:
     try:
         server.run()
     finally:
-        logging.getLogger("outrider").removeHandler(handler)
+        logger.removeHandler(handler)
         writer.close()
 
 
