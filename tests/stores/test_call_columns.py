@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 
+import pytest
+
 from fakes.records import make_call
+from outrider.stores import postgres_schema, sqlite_schema
+from outrider.stores.postgres import PostgresStore
 from outrider.stores.sqlite import SqliteStore
 from outrider.stores.sqlite_schema import MIGRATIONS, migrate
 from outrider.types import Retry
@@ -28,26 +33,45 @@ def test_where_a_call_went_is_kept(durable_store):
     assert (second.replica, second.retries) == ("", ())
 
 
-def test_a_file_from_before_is_brought_up_to_date(tmp_path, monkeypatch):
+OLD_ROWS = (
+    "INSERT INTO calls ({seq}id, attempt_id, dialect, model, state, status, streamed, fidelity, fidelity_reason,"
+    " sampling, started_at, duration_s, error, choices, token_ids, logprobs, request, response)"
+    " VALUES ({next}'c1', 'a', 'd', 'm', 'complete', 200, false, 'text', '', '{{}}', 0, 0, '', '[]', {empty}, {empty}, {empty}, {empty})",
+    "INSERT INTO rewards (attempt_id, name, value, reason, parts, source, created_at)"
+    " VALUES ('a', 'final', 0.5, '', '{{}}', '', 0)",
+)
+
+
+def check_old_rows(store):
+    """Those of `OLD_ROWS` are read, with defaults for what came later, and new ones follow."""
+    (call,) = store.calls("a")
+    assert (call.id, call.continuation, call.replica, call.retries) == ("c1", "", "", ())
+    assert [reward.call_id for reward in store.rewards("a")] == [""]
+    assert store.append_call(make_call("c2", "a", replica="http://c")).result(30) == call.seq + 1
+
+
+@pytest.mark.parametrize("version", range(1, len(MIGRATIONS)))
+def test_a_file_of_any_older_version_is_brought_up_to_date(tmp_path, monkeypatch, version):
     path = tmp_path / "old.sqlite3"
     with monkeypatch.context() as before:
-        before.setattr("outrider.stores.sqlite_schema.MIGRATIONS", MIGRATIONS[:1])
+        before.setattr(sqlite_schema, "MIGRATIONS", MIGRATIONS[:version])
         connection = sqlite3.connect(path, isolation_level=None)
         migrate(connection, "old")
-        connection.execute(
-            "INSERT INTO calls (id, attempt_id, dialect, model, state, status, streamed, fidelity, fidelity_reason,"
-            " sampling, started_at, duration_s, error, choices, token_ids, logprobs, request, response)"
-            " VALUES ('c1', 'a', 'd', 'm', 'complete', 200, 0, 'text', '', '{}', 0, 0, '', '[]', x'', x'', x'', x'')"
-        )
-        connection.execute(
-            "INSERT INTO rewards (attempt_id, name, value, reason, parts, source, created_at)"
-            " VALUES ('a', 'final', 0.5, '', '{}', '', 0)"
-        )
+        for statement in OLD_ROWS:
+            connection.execute(statement.format(seq="", next="", empty="x''"))
         connection.close()
-    store = SqliteStore(path)
-    try:
-        (call,) = store.calls("a")
-        assert (call.continuation, call.replica, call.retries) == ("", "", ())
-        assert [reward.call_id for reward in store.rewards("a")] == [""]
-    finally:
+    with contextlib.closing(SqliteStore(path)) as store:
+        check_old_rows(store)
+
+
+@pytest.mark.parametrize("version", range(1, len(postgres_schema.MIGRATIONS)))
+def test_a_schema_of_any_older_version_is_brought_up_to_date(postgres_server, schema, monkeypatch, version):
+    with monkeypatch.context() as before:
+        before.setattr(postgres_schema, "MIGRATIONS", postgres_schema.MIGRATIONS[:version])
+        store = PostgresStore(postgres_server.url, schema=schema)
+        with store.connect() as connection:
+            for statement in OLD_ROWS:
+                connection.execute(statement.format(seq="seq, ", next="nextval('calls_seq'), ", empty="''"))
         store.close()
+    with contextlib.closing(PostgresStore(postgres_server.url, schema=schema)) as store:
+        check_old_rows(store)

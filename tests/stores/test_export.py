@@ -8,6 +8,7 @@ import math
 import sys
 import threading
 import tracemalloc
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -269,3 +270,9 @@ def test_a_long_export_of_postgres_holds_no_snapshot(postgres_server, postgres_s
 
     assert export_store(postgres_store, out, progress=look).calls >= 2 * PAGE
     assert held == []
+
+
+def test_every_field_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "stores.md").read_text()
+    missing = [name for name in export_parquet.SCHEMA.names if f"`{name}`" not in page]
+    assert missing == []
