@@ -36,7 +36,8 @@ def test_where_a_call_went_is_kept(durable_store):
 OLD_ROWS = (
     "INSERT INTO calls ({seq}id, attempt_id, dialect, model, state, status, streamed, fidelity, fidelity_reason,"
     " sampling, started_at, duration_s, error, choices, token_ids, logprobs, request, response)"
-    " VALUES ({next}'c1', 'a', 'd', 'm', 'complete', 200, false, 'text', '', '{{}}', 0, 0, '', '[]', {empty}, {empty}, {empty}, {empty})",
+    " VALUES ({next}'c1', 'a', 'd', 'm', 'complete', 200, false, 'text', '', '{{}}', 0, 0,"
+    " '', '[]', {empty}, {empty}, {empty}, {empty})",
     "INSERT INTO rewards (attempt_id, name, value, reason, parts, source, created_at)"
     " VALUES ('a', 'final', 0.5, '', '{{}}', '', 0)",
 )

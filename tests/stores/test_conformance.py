@@ -114,7 +114,7 @@ def test_a_call_id_is_taken_once_and_its_neighbours_are_not_hurt(store):
     assert [call.id for call in store.calls("attempt-1")] == ["a", "b"]
 
 
-def test_concurrent_appenders_and_followers_see_no_gap_and_no_duplicate(store):
+def test_D01_concurrent_appenders_and_followers_see_no_gap_and_no_duplicate(store):
     seen = []
     done = threading.Event()
 
