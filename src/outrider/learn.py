@@ -99,8 +99,10 @@ class Learner:
             evidence=evidence,
             constant_tokens=config.constant_tokens,
         )
-        rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
-        self.baseline = self.baseline.after(rewards, config.running_decay)
+        counted = [
+            rollout.reward for rollout in rollouts if rollout.id in batch.advantages and rollout.reward is not None
+        ]
+        self.baseline = self.baseline.after(counted, config.running_decay)
         return batch
 
     def record(self) -> Json:

@@ -117,6 +117,12 @@ def test_rows_micro_batches_packing_and_order_change_nothing(model, name):
     assert_same(plain, gradient(model, [whole[0], *parts[2:]], loss=loss, budget=70))
 
 
+def test_a_row_is_gspos_sequence_whatever_micro_batch_it_is_in(model):
+    loss, rows = replace(SPEC, name="gspo"), rollouts()
+    plain = gradient(model, rows, loss=loss, share=False)
+    assert_same(plain, gradient(model, rows[::-1], loss=loss, budget=40))
+
+
 @pytest.mark.parametrize(
     "estimator", ["grpo", "rloo", "opo", "reinforce_pp_baseline", "return_to_go", "gigpo", "pass_at_k"]
 )

@@ -186,6 +186,14 @@ def test_tokens_in_the_order_they_were_sampled():
     assert by_calls.steps.values.tolist() == [2, 5]
 
 
+def test_several_answers_of_one_call_are_not_mixed_token_by_token():
+    one, other = talk("r", "g", ([1, 2], [3, 4])), talk("r", "g", ([1, 2], [5, 6, 7]))
+    layout = by_token(["r"], [one, other], f32(1), {"r": f32(2)})
+    assert layout.of_token[0].tolist() == [-1, -1, 0, 1]
+    assert layout.of_token[1].tolist() == [-1, -1, 2, 3, 4]
+    assert layout.steps.rewards.tolist() == [0, 0, 0, 0, 3]
+
+
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 

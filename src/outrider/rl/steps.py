@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -52,7 +53,7 @@ def context(sample: Sample, first: int) -> str:
     return _digest(sample, 0, first)
 
 
-STATES: Mapping[str, StateKey] = {"observation": observation, "context": context}
+STATES: Mapping[str, StateKey] = MappingProxyType({"observation": observation, "context": context})
 
 
 def by_call(
@@ -93,13 +94,13 @@ def by_call(
         if penalties is not None:
             np.subtract.at(earned, at[at >= 0], penalties[number][at >= 0])
         of_token.append(at)
+    begins_at = [first[key] for key in order]
+    of_call = None if values is None else np.array([values[number][at] for number, at in begins_at], dtype=np.float32)
     steps = Steps(
         rollout=rollout,
         rewards=earned.astype(np.float32),
-        states=tuple(state(samples[number], position) for number, position in (first[key] for key in order)),
-        values=None
-        if values is None
-        else np.array([values[n][p] for n, p in (first[key] for key in order)], np.float32),
+        states=tuple(state(samples[number], at) for number, at in begins_at),
+        values=of_call,
     )
     return Layout(steps=steps, of_token=tuple(of_token))
 
@@ -115,12 +116,14 @@ def by_token(
 ) -> Layout:
     """One step a trained token, in the order in which they were sampled; a call's reward comes with its last token.
 
-    Arguments as for `by_call`. Context between two calls takes no time: no discount, no value.
+    Arguments as for `by_call`. Context between two calls takes no time: no discount, no value. Where a call was asked
+    for several answers, and more than one is trained, they count one after the other.
     """
     calls = by_call(rollouts, samples, rewards, call_rewards)
     at = [np.flatnonzero(sample.loss_mask) for sample in samples]
     call = np.concatenate([step[where] for step, where in zip(calls.of_token, at, strict=True)])
-    order = np.lexsort((np.concatenate(at), call))  # by call, then by position
+    row = np.repeat(np.arange(len(at)), [len(where) for where in at])
+    order = np.lexsort((np.concatenate(at), row, call))
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     of_token, done = [], 0
