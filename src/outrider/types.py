@@ -43,7 +43,7 @@ class CallState(StrEnum):
     COMPLETE = "complete"
     FAILED = "failed"  # upstream answered with an error, cut the stream, or could not be reached
     CANCELLED = "cancelled"  # the client left before the end
-    INTERRUPTED = "interrupted"  # the gateway died in the middle
+    INTERRUPTED = "interrupted"  # the gateway was stopped by force in the middle; one that is killed leaves no record
 
 
 class Break(StrEnum):
