@@ -53,6 +53,10 @@ class OpenAIChat:
     def parse(self, body: bytes) -> WireRequest:
         return wire.parse_request(body, _request)
 
+    def from_tree(self, tree: Json) -> WireRequest:
+        """A request that was made here, of one in another protocol. Raises `RequestError`."""
+        return wire.tree_request(tree, _Request)
+
     def prepare(
         self,
         request: WireRequest,

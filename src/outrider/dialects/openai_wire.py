@@ -75,6 +75,20 @@ def parse_request(body: bytes, head: msgspec.json.Decoder[Any]) -> WireRequest:
     return WireRequest(body=body, fields=fields, model=checked.model, stream=bool(checked.stream), sampling=sampling)
 
 
+def tree_request(tree: Json, head: type[RequestHead]) -> WireRequest:
+    """A request of our own making, as `parse_request` would read it. The messages stay as they are, since there may be
+    a lot of them, until `prepare_request` writes them down: its `body` is empty. Raises `RequestError`."""
+    try:
+        checked = msgspec.convert(tree, head)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"The request is not valid: {error}.") from None
+    fields: dict[str, Any] = {
+        name: value if name == "messages" else msgspec.Raw(_encode(value)) for name, value in tree.items()
+    }
+    sampling = {name: tree[name] for name in SAMPLING & tree.keys()}
+    return WireRequest(body=b"", fields=fields, model=checked.model, stream=bool(checked.stream), sampling=sampling)
+
+
 def decode_fields(request: WireRequest) -> Json:
     """All of them, to look into. Raises `RequestError`."""
     try:
@@ -96,7 +110,7 @@ def prepare_request(
     """`logprobs` gives the value of that field to set, or None where the agent asked for log-probs itself."""
     renamed = bool(model) and model != request.model
     if not tokens and not overrides and not renamed:
-        return UpstreamRequest(body=request.body, sampling=request.sampling)
+        return UpstreamRequest(body=request.body or _encode(request.fields), sampling=request.sampling)
     fields: dict[str, Any] = dict(request.fields)
     sampling = dict(request.sampling)
     if renamed:

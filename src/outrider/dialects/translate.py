@@ -181,9 +181,9 @@ def ask_for_stream(request: Json) -> None:
     request["stream_options"] = {"include_usage": True}
 
 
-def rough_tokens(request: Json) -> int:
+def rough_tokens(body: bytes) -> int:
     """About how many tokens a request has, where nobody counted: four bytes each. For progress displays."""
-    return max(1, len(_encode([request.get("messages"), request.get("tools")])) // 4)
+    return max(1, len(body) // 4)
 
 
 # -- server-sent events ------------------------------------------------------------------------------------------------

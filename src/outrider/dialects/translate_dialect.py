@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -51,13 +51,13 @@ def prepare_translated(
     translation: ChatTranslation[Any], *, overrides: Json, tokens: bool, model: str
 ) -> TranslatedRequest:
     """As `wire.Dialect.prepare`, in the words of chat completions."""
-    chat = _chat.prepare(_chat.parse(_encode(translation.request)), overrides=overrides, tokens=tokens, model=model)
+    chat = _chat.prepare(_chat.from_tree(translation.request), overrides=overrides, tokens=tokens, model=model)
     return TranslatedRequest(
         body=chat.body,
         sampling=chat.sampling,
         hidden=chat.hidden,
-        translation=translation,
-        prompt_tokens=None if tokens else rough_tokens(translation.request),
+        translation=replace(translation, request={}),  # it may be large, and all of it is in the body
+        prompt_tokens=None if tokens else rough_tokens(chat.body),
     )
 
 

@@ -23,7 +23,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 # Of ours, and no sign that the upstream is ill: too many files for the process or the machine, no port, no memory.
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
-HIGH_WATER = 1 << 20  # bytes read ahead of a slow agent before reading stops
+HIGH_WATER = 1 << 18  # bytes read ahead of a slow agent before reading stops, and handled at once for a fast one
 
 
 def _ignore(code: Code | None, status: int) -> None:
