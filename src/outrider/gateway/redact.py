@@ -332,7 +332,7 @@ def _put_back(leaves: list[_Leaf]) -> None:
 
 def _slim(body: bytes) -> bytes:
     """A reply without the long arrays that spell its text again: they go anyway where something is found."""
-    if not any(name in body for name in (b"_ids", b'"logprobs"')):
+    if not any(name in body for name in (b'"logprobs"', b"_ids")):
         return body
     try:
         reply = _spelled.decode(body)
