@@ -47,7 +47,7 @@ def load(target: Target, connections: int, seconds: float, *, stream: bool = Fal
     command = [sys.executable, str(HERE / "gateway_load.py"), target.url]
     command += ["--connections", str(connections), "--seconds", str(seconds)]
     command += ["--stream"] * stream
-    if stream and target.store is not None and connections >= 1:
+    if stream and target.store is not None:
         command += ["--store", str(target.store)]
     for header in target.headers:
         command += ["--header", header]
@@ -87,7 +87,7 @@ class Rounds:
                     self.rows.append(call(target, count) | {"round": number})
 
     def median(self, name: str, connections: int, field: str) -> float:
-        return statistics.median(row[field] for row in self._of(name, connections))
+        return float(statistics.median(row[field] for row in self._of(name, connections)))
 
     def compare(
         self, name: str, other: str, connections: int, field: str, how: Callable[[float, float], float]

@@ -189,7 +189,7 @@ async def load(
 
 
 def summary(tally: Tally, seconds: float) -> dict[str, Any]:
-    found = {
+    found: dict[str, Any] = {
         "calls": len(tally.seconds),
         "per_s": len(tally.seconds) / seconds,
         "p50_ms": _median_ms(tally.seconds),

@@ -10,9 +10,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -134,7 +135,7 @@ def agentlightning(python: str, base: str, folder: Path) -> Iterator[Target]:
         yield Target(name="agl", url=f"http://127.0.0.1:{port}{path}", process=process)
 
 
-def _post(url: str, body: object) -> dict[str, str] | list[dict[str, str]] | object:
+def _post(url: str, body: object) -> Any:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.loads(answer.read())
@@ -166,11 +167,6 @@ def nginx(binary: str, base: str, folder: Path) -> Iterator[Target]:
     config.write_text(NGINX.format(folder=folder, host=base.removeprefix("http://"), port=port))
     with started([binary, "-c", str(config)], port, folder / "nginx.log") as process:
         yield Target(name="nginx", url=f"http://127.0.0.1:{port}{CHAT}", process=process)
-
-
-def warm_up(target: Target, call: Callable[[Target], object]) -> None:
-    """One short run, whose answer must be a good one."""
-    call(target)
 
 
 def cpu_name() -> str:
