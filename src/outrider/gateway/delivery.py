@@ -92,6 +92,10 @@ class Delivery:
         await self._retry_or_raise(error)
         return await self._until_answered()
 
+    def settle(self) -> None:
+        """It will not be sent again, so what was sent need not be kept."""
+        self._outgoing = self._outgoing._replace(body=b"")
+
     def abort(self) -> None:
         """Give it up at once."""
         if self._call is not None:
@@ -119,7 +123,7 @@ class Delivery:
             self._on_send()
         replica = route.replicas.choose(self._pin, self._tried)
         if replica is None:
-            raise self._nobody("no replica answers")
+            raise self._nobody()
         self._sent_at = time.monotonic()
         self._replica = replica
         replica.calls += 1
@@ -143,7 +147,7 @@ class Delivery:
             if await self._retry(replica, 0, str(error), None):
                 return
             if not self._route.replicas.any_up:
-                raise self._nobody(str(error)) from error
+                raise self._nobody() from error
         raise error
 
     async def _retry_status(self, call: UpstreamCall) -> bool:
@@ -157,6 +161,8 @@ class Delivery:
     async def _retry(self, replica: Replica, status: int, error: str, retry_after_s: float | None) -> bool:
         """Wait until it may be sent again after `replica`; false where it may not, and then the last outcome stands."""
         ended_at = time.monotonic()
+        if not self._route.replicas.any_up:
+            return False
         elsewhere = bool(self._tried) and self._route.replicas.has_other(self._tried)
         if elsewhere:
             retry_after_s = None  # what one replica asks for says nothing about another
@@ -186,12 +192,10 @@ class Delivery:
         )
         return True
 
-    def _nobody(self, reason: str) -> UpstreamError:
-        return UpstreamError(
-            "upstream_unavailable",
-            f"no replica is up ({reason})",
-            retry_after_s=self._route.replicas.retry_after_s,
-        )
+    def _nobody(self) -> UpstreamError:
+        replicas = self._route.replicas
+        problem = f"no replica is up ({replicas.why()})"
+        return UpstreamError("upstream_unavailable", problem, retry_after_s=replicas.retry_after_s)
 
     # -- admission -------------------------------------------------------------------------------------------------
 

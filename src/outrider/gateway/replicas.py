@@ -53,6 +53,8 @@ class Replica:
         self.moved = 0
         """Rollouts that left it for another."""
         self.times_down = 0
+        self.reason = ""
+        """What failed last."""
         self._health = health
         self._bad = 0  # failures in a row
         self._good = 0  # good probes in a row
@@ -78,9 +80,10 @@ class Replica:
         elif code not in ("aborted", "gateway_exhausted"):
             self.failures += 1
             if code in NEVER_SENT:  # other failures may be the call's own, and a probe tells
-                self._failed()
+                self._failed(code)
 
-    def _failed(self) -> None:
+    def _failed(self, reason: str) -> None:
+        self.reason = reason
         self._good = 0
         self._bad += 1
         if self.up and self._bad >= self._health.fall:
@@ -95,8 +98,9 @@ class Replica:
                 await asyncio.sleep(interval_s * random.uniform(0.9, 1.1))
                 if self.up and time.monotonic() - self._proven_at < interval_s:
                     continue  # a call has shown it
-                if not await self._answers():
-                    self._failed()
+                problem = await self._probe()
+                if problem:
+                    self._failed(problem)
                     continue
                 self._good += 1
                 if self._good >= self._health.rise:
@@ -105,16 +109,17 @@ class Replica:
         finally:
             self._watcher = None
 
-    async def _answers(self) -> bool:
+    async def _probe(self) -> str:
+        """What is wrong with it; empty where it answers well."""
         probe = self._prober.call("GET", self._health.path.encode(), [], b"", within_s=PROBE_TIMEOUT_S)
         try:
             await probe.start()
             await probe.read()
-        except UpstreamError:
-            return False
+        except UpstreamError as error:
+            return error.code
         finally:
             probe.abort()
-        return probe.status < 500
+        return f"{self._health.path} answers {probe.status}" if probe.status >= 500 else ""
 
     def state(self) -> Json:
         return {
@@ -154,6 +159,10 @@ class Replicas:
     @property
     def any_up(self) -> bool:
         return any(replica.up for replica in self._all)
+
+    def why(self) -> str:
+        """What is wrong with those that are down."""
+        return ", ".join(f"{replica.name}: {replica.reason}" for replica in self._all if not replica.up)
 
     def states(self) -> list[Json]:
         """Of each replica its URL, `replica`; `up`, `in_flight` and `pinned` as they are now; `calls`, `failures`,
