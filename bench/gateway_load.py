@@ -181,7 +181,9 @@ async def load(
         callers = []
         for _ in range(connections):
             _, caller = await loop.create_connection(
-                lambda: Caller(make, lambda: time.perf_counter() < deadline, tally, check), parts.hostname, parts.port
+                lambda: Caller(make, lambda: time.perf_counter() < deadline, tally, check),
+                parts.hostname or "",
+                parts.port or 80,
             )
             callers.append(caller)
         await asyncio.wait_for(asyncio.gather(*(caller.ended for caller in callers)), seconds + 120)
