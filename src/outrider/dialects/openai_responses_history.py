@@ -25,7 +25,10 @@ class ResponseHistory(Protocol):
 
 
 class RecentResponses:
-    """Keeps the newest responses of all clients in memory, up to `max_bytes` of JSON. Thread-safe."""
+    """Keeps the newest responses of all clients in memory, up to `max_bytes` of JSON. Thread-safe.
+
+    A conversation that would take a quarter of that alone is not kept: it would push out those of many others.
+    """
 
     def __init__(self, *, max_bytes: int = 64 << 20) -> None:
         self._max_bytes = max_bytes
@@ -50,6 +53,8 @@ class RecentResponses:
 
     def put(self, owner: str, response_id: str, items: Sequence[Json]) -> None:
         data = _encode(list(items))
+        if len(data) > self._max_bytes // 4:
+            return
         with self._lock:
             self._bytes += len(data) - len(self._kept.pop((owner, response_id), b""))
             self._kept[owner, response_id] = data

@@ -49,6 +49,7 @@ class RecordedCall:
         for yet."""
         try:
             call, first = await self._answer()
+            self._delivery.settle()
             undo, headers = _decoding(end_to_end(call.headers, _CONTENT_LENGTH))
         except UpstreamError as error:
             await self._no_answer(error)

@@ -117,7 +117,13 @@ class Relay:
         path = turn.path if turn is not None else prepared.path
         sent = turn.body() if turn is not None else prepared.body
         record = CallRecord(
-            id=call_id, dialect=dialect, access=access, request=request, prepared=prepared, turn=turn, left=left
+            id=call_id,
+            dialect=dialect,
+            access=access,
+            request=request,
+            prepared=replace(prepared, body=b""),
+            turn=turn,
+            left=left,
         )
         delivery = Delivery(
             self._route,
@@ -126,6 +132,7 @@ class Relay:
             pin=access.attempt_id,
             on_send=lambda: record.begin(version=self._admission.version if tokens else None),
         )
+        del prepared, sent  # they may be large: the delivery lets go of them once the answer has begun
         exchange.watch(lambda: client_left(delivery, record))
         try:
             await RecordedCall(exchange, delivery, record, lambda record: self._commit(record, note)).run()

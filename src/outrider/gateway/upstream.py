@@ -226,6 +226,7 @@ class UpstreamCall:
         self.status = status
         self.headers = headers
         self._answered = True
+        self._body = b""  # it is not sent again
         self._heard = time.monotonic()
         return self._bodiless
 
