@@ -32,8 +32,8 @@ class TokenText:
         if not file.is_file():
             raise ConfigError(f"tokenizer: {str(folder)!r} has no tokenizer.json, which is needed to render prompts.")
         try:
+            self._full = Tokenizer.from_file(str(file))
             spec = json.loads(file.read_text(encoding="utf-8"))
-            self._full = Tokenizer.from_str(json.dumps(spec))
             self.added: dict[str, int] = {t["content"]: t["id"] for t in spec.get("added_tokens") or ()}
             self.special_ids = frozenset(t["id"] for t in spec.get("added_tokens") or () if t["special"])
             markers = [t for t in spec.get("added_tokens") or () if _is_marker(t["content"], t["special"], template)]

@@ -45,9 +45,9 @@ _FIRST_LOOK, _GROWTH = 8, 1.1  # an answer is parsed again when it has grown by 
 class LibraryRenderer:
     """Satisfies `wire.Renderer`. What the library can't bridge is left to the folder's own template."""
 
-    def __init__(self, folder: Path, family: str = "") -> None:
-        """Raises `ConfigError`."""
-        self._generic = TemplateRenderer(folder)
+    def __init__(self, folder: Path, family: str = "", generic: TemplateRenderer | None = None) -> None:
+        """`generic` is the folder's own, where it was read already. Raises `ConfigError`."""
+        self._generic = generic or TemplateRenderer(folder)
         self.text = self._generic.text
         self._tokenizer = _Tokenizer(folder, self.text)
         self.family = family or find_family(folder, self._generic)
@@ -132,7 +132,7 @@ class AutoRenderer:
         """Raises `ConfigError`."""
         generic = TemplateRenderer(folder)
         family = find_family(folder, generic)
-        return LibraryRenderer(folder, family) if family else generic
+        return LibraryRenderer(folder, family, generic) if family else generic
 
 
 def find_family(folder: Path, generic: TemplateRenderer) -> str:
