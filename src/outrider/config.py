@@ -29,6 +29,7 @@ GROUP_BASELINES = (
     "reinforce_pp_baseline",
     "return_to_go",
     "gigpo",
+    "dr_gigpo",
 )
 """Estimators to which a group of one says nothing."""
 
@@ -175,7 +176,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
         Meta(
             description="Advantage estimator. Of a rollout: grpo, dr_grpo, rloo, opo, gpg, pass_at_k, grpo_passk, "
             "reinforce, reinforce_running, reinforce_pp, reinforce_pp_baseline; of each call: return_to_go, gigpo, "
-            "gae_call; of each token: gae. The gae ones have a critic. Or module:function."
+            "dr_gigpo, gae_call; of each token: gae. The gae ones have a critic. Or module:function."
         ),
     ] = "grpo"
     gamma: Annotated[

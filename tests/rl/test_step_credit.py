@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import BatchError
-from outrider.rl.advantages import ESTIMATORS, Context, Steps, dr_grpo, gae, gigpo, grpo, return_to_go
+from outrider.rl.advantages import ESTIMATORS, Context, Steps, dr_gigpo, dr_grpo, gae, gigpo, grpo, return_to_go
 from outrider.rl.advantages.steps import discounted
 from outrider.rl.batch import make_batch
 from outrider.rl.credit import Evidence
@@ -84,6 +84,8 @@ def test_gigpo_by_hand():
     np.testing.assert_allclose(got, [2 * start[0], 0, 2 * start[1], 0], rtol=1e-6)
     plain = gigpo(f32(0, 0), ["g", "g"], replace(context, steps=steps([0, 1], [1, 0], states=("a", "b"))))
     np.testing.assert_allclose(plain, grpo(f32(1, 0), ["g", "g"]), rtol=1e-6)
+    # totals 1 and 1; from the shared state 1 and 0.5
+    np.testing.assert_allclose(dr_gigpo(f32(0, 0), ["g", "g"], context), [0.5, 0, -0.5, 0], rtol=1e-6)
 
 
 def test_gigpo_compares_no_state_with_another_groups_and_no_empty_key():
@@ -105,7 +107,7 @@ def test_gae_with_a_blind_critic_and_lambda_1_is_the_return():
     np.testing.assert_allclose(gae(f32(0, 0), ["g", "h"], context), discounted(earned, context.steps.rollout, 0.9))
 
 
-@pytest.mark.parametrize("name", ["return_to_go", "gigpo"])
+@pytest.mark.parametrize("name", ["return_to_go", "gigpo", "dr_gigpo"])
 def test_R03_R10_equal_rollouts_and_singletons_give_exact_zeros(name):
     same = steps([0, 0, 1, 1, 2, 2], [0.1, 0.7] * 3, states=("s", "t") * 3)
     assert ESTIMATORS[name](f32(0, 0, 0), ["g"] * 3, Context(steps=same, gamma=0.9)).tolist() == [0.0] * 6

@@ -28,7 +28,7 @@ from outrider.rl.advantages.reinforce import (
     reinforce_pp_baseline,
     reinforce_running,
 )
-from outrider.rl.advantages.steps import gae, gigpo, return_to_go
+from outrider.rl.advantages.steps import dr_gigpo, gae, gigpo, return_to_go
 from outrider.rl.find import find
 
 Unit = Literal["rollout", "call", "token"]
@@ -48,13 +48,14 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
         "reinforce_pp_baseline": reinforce_pp_baseline,
         "return_to_go": return_to_go,
         "gigpo": gigpo,
+        "dr_gigpo": dr_gigpo,
         "gae": gae,
         "gae_call": gae,
     }
 )
 
 UNITS: Mapping[str, Unit] = MappingProxyType(
-    {"return_to_go": "call", "gigpo": "call", "gae_call": "call", "gae": "token"}
+    {"return_to_go": "call", "gigpo": "call", "dr_gigpo": "call", "gae_call": "call", "gae": "token"}
 )
 """What gets an advantage of its own; a rollout where nothing is said."""
 
@@ -86,6 +87,7 @@ __all__ = [
     "RunningMean",
     "Steps",
     "Unit",
+    "dr_gigpo",
     "dr_grpo",
     "find_estimator",
     "gae",

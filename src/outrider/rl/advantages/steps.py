@@ -11,19 +11,19 @@ A rollout that is only scored at its end has 0 before its last step: the sparse 
 with its last. With sparse rewards and gamma 1 it is dr_grpo.
 
 `gigpo` compares by GRPO's formula the rollouts of a group by their total reward, and the steps of a group that were
-taken in the same state (`Steps.states`) by G; a state seen once adds nothing. w is `context.step_weight`. Its authors'
-code counts a rollout once for each of its steps in the first comparison; here, as everywhere, it counts once.
+taken in the same state (`Steps.states`) by G; a state seen once adds nothing. w is `context.step_weight`. `dr_gigpo`
+divides neither by a standard deviation, which the paper leaves open and its authors' code calls ``mean_norm``.
 
 `gae` needs a critic, `Steps.values`: ``d_t = r_t + gamma V_(t+1) - V_t``, with V 0 after the end; it also reads
 `context.lam`. Advantages come as they are; `make_batch` whitens them, as PPO's code does, and gives the critic
 ``advantage + V`` to learn. With lam 1 and V 0 it is G.
 
-return_to_go and gigpo give exact zeros to a group of one rollout, or one whose rewards are all equal step by step.
+All but gae give exact zeros to a group of one rollout, or one whose rewards are all equal step by step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -53,18 +53,29 @@ def return_to_go(rewards: FloatArray, groups: Sequence[str], context: Context = 
 
 def gigpo(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE) -> FloatArray:
     """(S,), one for each step. Reads `context.step_weight` too."""
+    return _two_comparisons(rewards, groups, context, standard)
+
+
+def dr_gigpo(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE) -> FloatArray:
+    """(S,), one for each step. Reads `context.step_weight` too."""
+    return _two_comparisons(rewards, groups, context, lambda r: r - r.mean())
+
+
+def _two_comparisons(
+    rewards: FloatArray, groups: Sequence[str], context: Context, formula: Callable[[Doubles], Doubles]
+) -> FloatArray:
     count = len(checked(rewards, groups))
     steps = checked_steps(context, count)
     if len(steps.states) != len(steps.rollout):
         raise BatchError(f"gigpo compares states: {len(steps.rollout)} steps have {len(steps.states)} state keys.")
     totals = np.bincount(steps.rollout, weights=steps.rewards, minlength=count).astype(np.float64)
-    of_rollout = per_group(totals, groups, standard)
+    of_rollout = per_group(totals, groups, formula)
     returns = discounted(steps.rewards, steps.rollout, context.gamma)
     anchors = [
         f"{groups[rollout]} {state}" if state else f"step {index}"
         for index, (rollout, state) in enumerate(zip(steps.rollout, steps.states, strict=True))
     ]
-    return of_rollout[steps.rollout] + np.float32(context.step_weight) * per_group(returns, anchors, standard)
+    return of_rollout[steps.rollout] + np.float32(context.step_weight) * per_group(returns, anchors, formula)
 
 
 def gae(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE) -> FloatArray:
