@@ -37,7 +37,7 @@ from outrider.types import Mode
 
 HERE = Path(__file__).resolve().parent
 SYNC_BYTES = 32 << 10  # about what the commit of one call writes
-PACED_GAP_MS = 3.0
+PACED_GAP_MS = 10.0
 
 Json = dict[str, Any]
 
@@ -197,14 +197,15 @@ def streams(report: Report, chosen: Sequence[Target], rounds: int, seconds: floa
 
 
 def paced(report: Report, folder: Path, seconds: float) -> None:
-    """With a pause between chunks each must arrive by itself."""
+    """With a pause between chunks each arrives by itself, unless the machine was too busy to look in time."""
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(targets.upstream(gap_ms=PACED_GAP_MS))
         gateway = stack.enter_context(targets.outrider("paced", Mode.TRAIN, _base(source), folder))
         found = load(gateway, 4, seconds, stream=True)
     _, events = answers()
-    odd = 0 if found["chunks"] == [len(events)] == found["events"] else 1
-    report.line(f"paced by {PACED_GAP_MS:g} ms: chunks joined or cut ({found['calls']} streams)", odd, 0, "")
+    odd = max(abs(count - len(events)) for count in found["chunks"])
+    where = f"paced by {PACED_GAP_MS:g} ms: HTTP chunks joined or cut, at most in one of {found['calls']}"
+    report.line(where, odd, 0, "")
 
 
 def growth(report: Report, base: str, folder: Path, calls: int) -> list[Json]:
