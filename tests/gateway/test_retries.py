@@ -119,6 +119,21 @@ def test_a_busy_upstream_is_asked_again_and_the_call_recorded_once(engine, gatew
     assert call.replica == engine.base_url
 
 
+def test_one_that_did_not_begin_in_time_is_not_asked_again_but_another_is(engine, start):
+    limits = {"mode": "train", "upstream_retries": 2, "upstream_first_byte_timeout_s": 0.4}
+    with start(**limits) as gateway:
+        engine.answers.append(Answer(delay_s=60))
+        got = gateway.chat(gateway.open())
+        assert (got.status, got.json["error"]["code"]) == (504, "upstream_first_byte_timeout")
+        assert len(engine.received) == 1
+    with ScriptedEngine() as other, start(upstream=(engine.base_url, other.base_url), **limits) as gateway:
+        engine.delay_s = 60
+        for number in range(8):
+            gateway.chat(gateway.open(f"two-{number}"))
+        assert {gateway.call(f"two-{number}").state for number in range(8)} == {CallState.COMPLETE}
+        assert {gateway.call(f"two-{number}").replica for number in range(8)} == {other.base_url}
+
+
 @BOTH
 @pytest.mark.parametrize("status", [400, 401, 404, 408, 500, 501])
 def test_what_would_not_help_is_not_tried(engine, gateway, streamed, status):

@@ -144,7 +144,9 @@ class Delivery:
         replica = self._replica
         if error.code in may and not self._exchange.gone and replica is not None:
             self._tried.append(replica)
-            if await self._retry(replica, 0, str(error), None):
+            # One that did not begin in time has too much to do already; asking again would make it worse.
+            overloaded = error.code == "upstream_first_byte_timeout" and not self._elsewhere()
+            if not overloaded and await self._retry(replica, 0, str(error), None):
                 return
             if not self._route.replicas.any_up:
                 raise self._nobody() from error
@@ -163,7 +165,7 @@ class Delivery:
         ended_at = time.monotonic()
         if not self._route.replicas.any_up:
             return False
-        elsewhere = bool(self._tried) and self._route.replicas.has_other(self._tried)
+        elsewhere = self._elsewhere()
         if elsewhere:
             retry_after_s = None  # what one replica asks for says nothing about another
         wait_s = self._route.policy.wait(len(self.retries), self._waited_s, retry_after_s)
@@ -191,6 +193,10 @@ class Delivery:
             )
         )
         return True
+
+    def _elsewhere(self) -> bool:
+        """Another replica is up that was not tried."""
+        return bool(self._tried) and self._route.replicas.has_other(self._tried)
 
     def _nobody(self) -> UpstreamError:
         replicas = self._route.replicas
