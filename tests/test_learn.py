@@ -218,6 +218,7 @@ def test_a_mismatch_is_no_matter_by_default():
     [
         ({"advantage": "grop"}, r"train\.advantage: there is no 'grop'.*grpo"),
         ({"loss": "ppo"}, r"train\.loss: there is no 'ppo'.*ppo_clip"),
+        ({"gigpo_state": "past"}, r"train\.gigpo_state: there is no 'past'.*context"),
         ({"correction": ("tis",)}, r"train\.correction: there is no 'tis'.*token_tis"),
         ({"correction": ("token_tis", "sequence_tis")}, r"train\.correction: token_tis and sequence_tis both"),
     ],
@@ -248,6 +249,10 @@ def wrong(rewards, groups, context): ...
 
 wrong.unit = "week"
 nothing = 7
+
+
+def same(sample, first):
+    return "anywhere"
 """
 
 
@@ -262,6 +267,9 @@ def test_an_estimator_and_a_loss_of_ones_own(own):
     assert learner(advantage="own_credit:halves").batch(ROLLOUTS, SAMPLES).advantages == {"r": 0.5, "s": 0.0}
     made = learner(advantage="own_credit:each_call").batch(ROLLOUTS, SAMPLES)
     assert [row.advantages.tolist() for row in made.rows] == [[0, 0, 0, 0, 1, 1], [0, 2, 2, 0, 3, 3]]
+    made = learner(advantage="dr_gigpo", gigpo_state="own_credit:same").batch(ROLLOUTS, SAMPLES)
+    # every call was made in the same state: the returns 1, 1, 0, 0 against their mean, beside the rollouts' own
+    assert made.rows[0].advantages.tolist() == [0, 1, 1, 0, 1, 1]
     for name, said in (("wrong", "unit 'week'"), ("nothing", "is no function"), ("absent", "has no 'absent'")):
         with pytest.raises(ConfigError, match=rf"train\.advantage.*{said}"):
             check(TrainConfig(advantage=f"own_credit:{name}"))

@@ -186,9 +186,10 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     pass_k: Annotated[int, Meta(ge=1, description="Tries of pass_at_k.")] = 4
     gigpo_weight: Annotated[float, Meta(ge=0, description="Weight of gigpo's comparison between equal states.")] = 1.0
     gigpo_state: Annotated[
-        Literal["observation", "context"],
+        str,
         Meta(
-            description="What makes two calls' states equal in gigpo: the new tokens, or all tokens before the answer."
+            description="What makes the states of two calls equal: observation, the tokens new to the call; context, "
+            "all before its answer; or module:function."
         ),
     ] = "observation"
     running_decay: Annotated[

@@ -15,7 +15,7 @@ from outrider.rl.batch import Batch, make_batch
 from outrider.rl.correction import Bounds, Correction, check_methods, correct
 from outrider.rl.credit import Evidence
 from outrider.rl.mismatch import HISTORY, alarm
-from outrider.rl.steps import STATES
+from outrider.rl.steps import find_state
 from outrider.types import FloatArray, Json, Rollout, Row, Sample
 
 
@@ -78,7 +78,7 @@ class Learner:
         evidence = Evidence(
             call_rewards=call_rewards or {},
             values=self.backend.values(samples) if config.advantage in CRITICS else None,
-            state=STATES[config.gigpo_state],
+            state=find_state(config.gigpo_state),
         )
         if config.kl_coef and config.kl_in == "reward":
             evidence = self._with_penalties(evidence, samples)
@@ -170,11 +170,12 @@ class Learner:
 
 
 def check(config: TrainConfig) -> None:
-    """Raise `ConfigError` for the name of an estimator, a loss or a correction that does not exist."""
+    """Raise `ConfigError` for a name that stands for nothing."""
     from outrider.rl.losses import find_loss  # torch, which an evaluation does not need
 
     unit_of(config.advantage)
     find_loss(config.loss)
+    find_state(config.gigpo_state)
     check_methods(config.correction)
 
 

@@ -19,6 +19,7 @@ from outrider.rl.advantages import Steps
 from outrider.rl.advantages.check import Doubles
 from outrider.rl.advantages.context import Index
 from outrider.rl.advantages.steps import last_steps
+from outrider.rl.find import find
 from outrider.types import FloatArray, Sample
 
 StateKey = Callable[[Sample, int], str]
@@ -54,6 +55,11 @@ def context(sample: Sample, first: int) -> str:
 
 
 STATES: Mapping[str, StateKey] = MappingProxyType({"observation": observation, "context": context})
+
+
+def find_state(name: str) -> StateKey:
+    """By name or as ``module:function``. Raises `ConfigError`."""
+    return find(STATES, name, "train.gigpo_state")
 
 
 def by_call(

@@ -18,7 +18,8 @@ divides neither by a standard deviation, which the paper leaves open and its aut
 `context.lam`. Advantages come as they are; `make_batch` whitens them, as PPO's code does, and gives the critic
 ``advantage + V`` to learn. With lam 1 and V 0 it is G.
 
-All but gae give exact zeros to a group of one rollout, or one whose rewards are all equal step by step.
+All but gae give exact zeros to a group of one rollout, or one whose rewards are all equal step by step (gigpo: and that
+came into no state twice).
 """
 
 from __future__ import annotations
