@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.engine import Sampled
-from fakes.gateway import CHAT
+from fakes.gateway import CHAT, RunningGateway
 from outrider.gateway.grouping import REMEMBERED, Chains, is_kept
 from outrider.gateway.sessions import TRAJECTORY_PREFIX
 
@@ -222,3 +223,18 @@ def test_an_attempt_is_always_kept(engine, start):
     with start(mode="record", sample_rate=0.0) as gateway:
         gateway.chat(gateway.open())
         assert len(gateway.recorded(1)) == 1
+
+
+def test_gateways_that_share_a_conversation_keep_it_whole_or_not_at_all(engine, tmp_path):
+    options = {"mode": "record", "sample_rate": 0.5}
+    store = tmp_path / "s.sqlite3"
+    with RunningGateway(engine, store, **options) as one, RunningGateway(engine, store, **options) as other:
+        for turn in range(4):
+            for n in range(16):
+                gateway = [one, other][(turn + n) % 2]
+                history = [user(f"q{n}")] + [said(Sampled().text), user("on")] * turn
+                assert gateway.post(CHAT, {"messages": history}).status == 200
+        calls = one.store.calls_after(0)
+    counts = Counter(call.attempt_id for call in calls)
+    assert set(counts.values()) == {4}
+    assert 2 < len(counts) < 14
