@@ -233,6 +233,25 @@ async def test_more_bytes_than_promised_are_nobodys_answer():
             assert server.connections == 2
 
 
+async def test_a_connection_that_has_not_taken_the_request_whole_is_not_used_again():
+    async def refuse(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
+        await asked.wait()
+        writer.close()
+
+    asked = asyncio.Event()
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0, limit=1024)
+    upstream = Upstream(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", timeouts=Timeouts(total_s=20))
+    call = upstream.call("POST", b"/", [], b"x" * (32 << 20))
+    await call.start()
+    assert (call.status, await call.read()) == (413, b"no")
+    assert upstream.idle() is None
+    asked.set()
+    server.close()
+    await asyncio.sleep(0.05)
+
+
 async def test_what_ended_is_told_once():
     ended = []
     async with Server(OK, ["close"], ["close"], [b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n"]) as server:
