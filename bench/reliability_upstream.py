@@ -4,8 +4,7 @@
 
 Prints its port. The answer's id holds the request's `user`, so that an answer which went astray shows. A field
 `x_fault` in the body asks for trouble: ``silent`` (never a byte), ``hang`` (half an answer, then nothing), ``cut``
-(half an answer, then a reset), ``endless`` (a whole answer that is never ended), ``slow`` (10 ms between chunks),
-``large`` (8 MB of an event stream).
+(half an answer, then a reset), ``endless`` (a whole answer that is never ended), ``slow`` (10 ms between chunks).
 """
 
 from __future__ import annotations
@@ -107,9 +106,7 @@ class Connection(asyncio.Protocol):
             parts = [body[: len(body) // 2], body[len(body) // 2 :]]
             kind, framing, end = b"application/json", b"content-length: %d" % len(body), b""
         head = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n%s\r\n\r\n" % (kind, framing)
-        if fault == "large":
-            parts = parts[:1] * (8_000_000 // len(parts[0])) + parts
-        if fault in (None, "large"):
+        if fault is None:
             transport.write(head + b"".join(parts) + end)
             return
         transport.write(head)

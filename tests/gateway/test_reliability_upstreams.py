@@ -125,12 +125,14 @@ def test_absurd_values_are_recorded_like_others(engine, gateway, mode, fields):
 
 @pytest.mark.parametrize("status", [204, 304])
 def test_a_status_without_a_body_passes_through_whatever_length_it_has(start, caplog, status):
-    with socket.create_server(("127.0.0.1", 0)) as upstream:
-        with start(mode="passthrough", upstream=f"http://127.0.0.1:{upstream.getsockname()[1]}") as gateway:
-            answering = threading.Thread(target=answer_by_hand, args=(upstream, status))
-            answering.start()
-            got = gateway.post(CHAT, {"messages": MESSAGES})
-            answering.join()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as upstream,
+        start(mode="passthrough", upstream=f"http://127.0.0.1:{upstream.getsockname()[1]}") as gateway,
+    ):
+        answering = threading.Thread(target=answer_by_hand, args=(upstream, status))
+        answering.start()
+        got = gateway.post(CHAT, {"messages": MESSAGES})
+        answering.join()
     assert (got.status, got.body, got.clean) == (status, b"", True)
     assert not caplog.records
 

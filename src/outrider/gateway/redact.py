@@ -82,6 +82,7 @@ _SPELLED = frozenset({"token_ids", "prompt_token_ids", "logprobs"})
 _NO_IDS = np.zeros(0, dtype=np.int32)
 _NO_LOGPROBS = np.zeros(0, dtype=np.float32)
 _MIN_CREDENTIAL = 8
+SHORTEST_SECRET = 12  # names below it are none, and most names are
 SEEN = 16_384
 SHORT = 64  # characters; to look through fewer costs no more than to remember them
 
@@ -111,6 +112,8 @@ class _Leaf:
     text: str
     run: tuple[Any, ...] | None
     """Leaves of one run are pieces of one text."""
+    is_name: bool = False
+    """It is the key itself, of an object."""
 
 
 class _Span(NamedTuple):
@@ -175,6 +178,10 @@ class Redactor:
         streamed = call.response.startswith((b"data:", b"event:", b":", b"id:", b"retry:"))
         response = (self._stream if streamed else self._body)(call.response, credentials, hits)
         error = self.text(call.error, credentials, hits)
+        model = self.text(call.model, credentials, hits) if len(call.model) >= SHORTEST_SECRET else call.model
+        sampling = call.sampling
+        if any(isinstance(value, str | list | dict) for value in sampling.values()):
+            sampling = _decode(self._body(_encode(sampling), credentials, hits))
         if not hits:
             return call, hits
         response = _without_ids(response, streamed)
@@ -187,6 +194,8 @@ class Redactor:
             request=request,
             response=response,
             error=error,
+            model=model,
+            sampling=sampling,
             prompt_ids=None,
             choices=choices,
             fidelity=Fidelity.TEXT,
@@ -201,8 +210,9 @@ class Redactor:
 
     def _body(self, body: bytes, credentials: Sequence[str], hits: Counter[str]) -> bytes:
         """The same object where there is nothing to take out."""
+        slim = _slim(body)
         try:
-            tree = _decode(_slim(body))
+            tree = _decode(slim)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             text = body.decode("latin-1")  # keeps each byte
             shown = self.text(text, credentials, hits)
@@ -210,7 +220,9 @@ class Redactor:
         root = [tree]
         leaves = list(_leaves(root, ()))
         if not self._clean(leaves, credentials, hits):
-            return body
+            if _strings(slim) == _strings(_encode(tree)):
+                return body
+            hits["repeated_name"] += 1  # of two values under one name only the last was looked at, and is kept
         _put_back(leaves)
         return _encode(root[0])
 
@@ -313,6 +325,8 @@ def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[_Leaf]:
     if isinstance(value, dict):
         path = (*path, *(value[name] for name in _INDEXES if isinstance(value.get(name), int | str)))
         for name, child in value.items():
+            if len(name) >= SHORTEST_SECRET:
+                yield _Leaf(value, name, name, None, is_name=True)
             if isinstance(child, str):
                 yield _Leaf(value, name, child, (*path, name) if name in _PIECES else None)
             elif isinstance(child, dict | list):
@@ -327,7 +341,17 @@ def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[_Leaf]:
 
 def _put_back(leaves: list[_Leaf]) -> None:
     for leaf in leaves:
-        leaf.container[leaf.key] = leaf.text
+        if not leaf.is_name:
+            leaf.container[leaf.key] = leaf.text
+    for leaf in leaves:
+        if leaf.is_name and leaf.text != leaf.key:
+            leaf.container[leaf.text] = leaf.container.pop(leaf.key)
+
+
+def _strings(body: bytes) -> int:
+    """How many strings a JSON text holds, times two: names and values."""
+    body = body.replace(b"\\\\", b"")  # an escaped backslash escapes no quote
+    return body.count(b'"') - body.count(b'\\"')
 
 
 def _slim(body: bytes) -> bytes:
