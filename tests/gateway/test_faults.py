@@ -182,6 +182,16 @@ def test_S11_a_client_that_leaves_before_the_first_byte_cancels_the_call(engine,
     wait_for(lambda: gateway.client.health()["in_flight"] == 0)
 
 
+def test_S11_a_client_with_a_large_request_is_seen_to_leave_too(engine, gateway):
+    engine.answers.append(Answer(delay_s=60))
+    messages = [{"role": "user", "content": "x" * 500_000}]
+    raw = gateway.open_socket(f"/s/{gateway.open()}{CHAT}", {"messages": messages})
+    wait_for(lambda: engine.received)
+    raw.close()
+    wait_for(lambda: engine.aborted == 1, timeout_s=10)
+    assert gateway.call().state is CallState.CANCELLED
+
+
 def test_S11_a_client_that_leaves_inside_a_stream_cancels_it(engine, gateway):
     engine.answers.append(raw_stream(sse(FIRST)[0], sse(SECOND)[0], end="hang"))
     raw = gateway.open_socket(f"/s/{gateway.open()}{CHAT}", {"messages": MESSAGES, "stream": True})

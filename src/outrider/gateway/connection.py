@@ -7,11 +7,14 @@ so it holds nothing for ever. Nor does it fill the memory with headers, trailers
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
+
+from outrider.gateway.exchange import WATCHABLE
 
 MAX_HEAD_BYTES = 1 << 16
 FRAMING_PER_BODY_BYTE = 16  # a chunk of one byte is framed by five more
@@ -52,6 +55,19 @@ class Connection(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._rest_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._lost = False
+        self._on_lost: Callable[[], None] | None = None
+
+    def watch(self, on_lost: Callable[[], None]) -> None:
+        """Call `on_lost` once when the connection is lost, at once if it is; see `exchange.Watchable`."""
+        self.flow.resume_reading()  # a large body may have stopped it, and then nobody sees the end
+        if self._lost:
+            self.loop.call_soon(on_lost)
+        else:
+            self._on_lost = on_lost
+
+    def unwatch(self) -> None:
+        self._on_lost = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
@@ -62,6 +78,10 @@ class Connection(HttpToolsProtocol):
         self._stop_rest_timer()
         self._stop_write_timer()
         super().connection_lost(exc)
+        self._lost = True
+        on_lost, self._on_lost = self._on_lost, None
+        if on_lost is not None:
+            on_lost()
 
     def data_received(self, data: bytes) -> None:
         self._framing_bytes += len(data)
@@ -92,6 +112,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_head_timer()
+        cast(dict[str, Any], self.scope)[WATCHABLE] = self
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

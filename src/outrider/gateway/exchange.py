@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from outrider.errors import RequestError
 from outrider.gateway.encoding import Packer, decode_request, packer_for
@@ -37,6 +37,18 @@ HOP_BY_HOP = frozenset(
 )
 
 
+WATCHABLE = "outrider.connection"
+"""The server's key in the scope for its connection, if it can be watched."""
+
+
+class Watchable(Protocol):
+    """A connection that tells when it is lost. Without one a task has to wait for it, which costs each call more."""
+
+    def watch(self, on_lost: Callable[[], None]) -> None: ...
+
+    def unwatch(self) -> None: ...
+
+
 class ClientGone(Exception):
     """The agent closed its connection before its request was complete."""
 
@@ -62,6 +74,7 @@ class Exchange:
         self._packer: Packer | None = None
         self._on_gone: Callable[[], object] | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._connection: Watchable | None = scope.get(WATCHABLE)
 
     def header(self, name: bytes) -> bytes | None:
         """Value of a header by its lower-case name."""
@@ -112,10 +125,15 @@ class Exchange:
     def watch(self, on_gone: Callable[[], None]) -> None:
         """Call `on_gone` once when the agent closes its connection. After `body`; until `unwatch`."""
         self._on_gone = on_gone
-        self._watcher = asyncio.create_task(self._watch())
+        if self._connection is not None:
+            self._connection.watch(self._left)
+        else:
+            self._watcher = asyncio.create_task(self._watch())
 
     def unwatch(self) -> None:
         self._on_gone = None
+        if self._connection is not None:
+            self._connection.unwatch()
         watcher, self._watcher = self._watcher, None  # else a circle, in which bodies wait for the garbage collector
         if watcher is not None:
             watcher.cancel()
@@ -140,6 +158,9 @@ class Exchange:
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self._left()
+
+    def _left(self) -> None:
         if self._on_gone is not None:  # not the end of our own answer
             self.gone = True
             self._on_gone()
