@@ -197,6 +197,15 @@ def test_an_agent_may_write_on_what_a_stop_string_ended(start, folder, engine, r
         assert len(talk.samples().samples) == 1
 
 
+def test_T12_a_stop_string_that_the_agent_never_saw_stays_in_the_context(talk):
+    """The echo means what was told; the prompt has what was sampled. So it is one row, and the policy saw all of it."""
+    message = talk.ask([USER], STOPPED, stop=["</code>"])
+    assert message["content"] == STOPPED.removesuffix("</code>")
+    talk.ask([USER, message, USER], stop=["</code>"])
+    assert talk.continues(STOPPED)
+    assert len(talk.samples().samples) == 1
+
+
 @pytest.mark.parametrize(
     ("said", "echo"),
     [
