@@ -280,7 +280,7 @@ class OpenAIReader:
         problem = self._problem
         for index, tally in sorted(self._choices.items()):
             ids, entry_ids = tally.token_ids, tally.entry_ids
-            if any(id is not None for id in entry_ids):
+            if entry_ids.count(None) < len(entry_ids):
                 if not ids:
                     ids = entry_ids
                 elif ids != entry_ids:
