@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import resource
 import socket
+import weakref
 
 import pytest
 
@@ -250,6 +253,23 @@ async def test_a_connection_that_has_not_taken_the_request_whole_is_not_used_aga
     asked.set()
     server.close()
     await asyncio.sleep(0.05)
+
+
+async def test_a_failed_call_is_gone_without_the_garbage_collector():
+    gc.disable()
+    try:
+        for script in (["close"], [b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhe", "close"]):
+            async with Server(script) as server:
+                call = server.upstream.call("POST", b"/", [], b"x")
+                left = weakref.ref(call)
+                with contextlib.suppress(UpstreamError):
+                    await call.start()
+                    await call.read()
+                del call
+                await asyncio.sleep(0.05)
+                assert left() is None
+    finally:
+        gc.enable()
 
 
 async def test_what_ended_is_told_once():

@@ -125,7 +125,7 @@ class UpstreamCall:
         self._complete = False
         self._started = False
         self._stale = False
-        self._error: UpstreamError | None = None
+        self._error: tuple[Code, str, int] | None = None
         self._whole = False  # nobody wants pieces: wake up at the end only
         self._pieces: list[bytes] = []
         self._held = 0
@@ -210,7 +210,8 @@ class UpstreamCall:
     def fail(self, error: UpstreamError) -> None:
         if self._complete or self._error is not None:
             return
-        self._error = error
+        # Not the error itself: its traceback leads back here, and bodies would wait for the garbage collector.
+        self._error = (error.code, str(error), error.retry_after_s)
         if self._connecting is not None:
             self._connecting.cancel()
         connection, self._connection = self._connection, None
@@ -268,7 +269,8 @@ class UpstreamCall:
 
     def _check(self) -> None:
         if self._error is not None:
-            raise self._error
+            code, message, retry_after_s = self._error
+            raise UpstreamError(code, message, retry_after_s=retry_after_s)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
