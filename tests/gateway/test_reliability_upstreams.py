@@ -142,3 +142,42 @@ def answer_by_hand(upstream, status):
     with connection:
         connection.recv(65536)
         connection.sendall(b"HTTP/1.1 %d X\r\ncontent-length: 5\r\n\r\n" % status)
+
+
+@MODES
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("after", [[], [b": ping\n\n"] * 500], ids=["silent", "pinging"])
+def test_an_upstream_that_never_ends_its_stream_keeps_nobody_waiting(engine, gateway, mode, path, after):
+    engine.answers.append(raw_stream(HEAD, END, sse(usage(1, 2))[0], DONE, *after, end="hang", chunk_delay_s=0.05))
+    asked = {"model": "policy", "max_tokens": 5, "messages": MESSAGES, "input": "Hi", "stream": True}
+    got = gateway.post(f"/s/{gateway.open(mode=mode)}{path}", asked)
+    events = [event for event in EventSplitter().feed(got.body) if event.data]
+    assert got.clean
+    assert events[-1].data == b"[DONE]" or events[-1].name in (b"message_stop", b"response.completed")
+    call = gateway.call()
+    assert (call.state, call.fidelity) == (CallState.COMPLETE, Fidelity.EXACT)
+    assert call.duration_s < 20
+    wait_for(lambda: engine.aborted == 1)
+    engine.answers.clear()
+    assert gateway.post(f"/s/{gateway.open('attempt-2', mode=mode)}{path}", asked).status == 200
+
+
+def test_a_stream_that_is_closed_without_its_last_chunk_is_cut(start):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as upstream,
+        start(mode="train", upstream=f"http://127.0.0.1:{upstream.getsockname()[1]}", upstream_retries=0) as gateway,
+    ):
+        serving = threading.Thread(target=half_a_stream_by_hand, args=(upstream,))
+        serving.start()
+        got = gateway.chat(gateway.open(), stream=True)
+        serving.join()
+        assert "closed the connection" in told(got)
+        assert gateway.call().state is CallState.FAILED
+
+
+def half_a_stream_by_hand(upstream):
+    connection, _ = upstream.accept()
+    with connection:
+        connection.recv(65536)
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        connection.sendall(head + b"%x\r\n%s\r\n" % (len(HEAD), HEAD))

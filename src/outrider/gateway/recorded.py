@@ -25,6 +25,7 @@ from outrider.wire import Dialect, ErrorReply, Event
 
 # A client that leaves once the model has said everything gets its call recorded whole, if the rest comes soon.
 REST_S = 5.0
+END_S = 1.0  # how long an upstream may take to end its stream after the protocol's last event
 CLIENT_CLOSED = 499  # nginx's number for an answer that nobody waited for
 
 _CONTENT_LENGTH = frozenset({b"content-length"})
@@ -166,6 +167,7 @@ class RecordedCall:
     ) -> None:
         """Until the upstream's stream ends; all its bytes go into `raw`. Raises `UpstreamError`."""
         splitter = EventSplitter()
+        ends_at = 0.0  # once all is said: some upstreams never close the connection, and the agent waits for the end
         while data:
             if undo is not None:
                 data = _undone(undo, data)
@@ -173,7 +175,11 @@ class RecordedCall:
             shown = self._read_events(splitter.feed(data), held)
             if shown:
                 await self._exchange.write(shown)
-            data = await call.chunk()
+            if self._record.reader.terminal:
+                ends_at = ends_at or asyncio.get_running_loop().time() + END_S
+                data = await _chunk_before(call, ends_at)
+            else:
+                data = await call.chunk()
         # An event without its blank line: what is sent after it would become a part of it, so it waits for the verdict.
         held.insert(0, self._read_events(splitter.end(), held))
 
@@ -208,6 +214,15 @@ class RecordedCall:
         if failure is not None:
             record.failed(f"{failure.code}: {failure}")
         return failure
+
+
+async def _chunk_before(call: UpstreamCall, ends_at: float) -> bytes:
+    """Nothing where none comes in time."""
+    try:
+        async with asyncio.timeout_at(ends_at):
+            return await call.chunk()
+    except TimeoutError:
+        return b""
 
 
 def client_left(delivery: Delivery, record: CallRecord) -> None:
