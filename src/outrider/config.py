@@ -231,8 +231,8 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     correction: Annotated[
         tuple[str, ...],
         Meta(
-            description="For tokens that other weights sampled: token_tis, sequence_tis, icepop, geometric. "
-            "With any, log-probs are recomputed before the update, and ratios are taken to these."
+            description="For tokens that other weights sampled: token_tis, sequence_tis, icepop, geometric, dppo_tv, "
+            "dppo_kl. With any, log-probs are recomputed before the update, and ratios are taken to these."
         ),
     ] = ()
     tis_cap: Annotated[float, Meta(gt=0, description="Largest weight of token_tis and sequence_tis.")] = 2.0

@@ -203,6 +203,7 @@ def bounds(config: TrainConfig) -> Bounds:
         icepop_high=config.icepop_high,
         geometric_low=config.geometric_low,
         geometric_high=config.geometric_high,
+        dppo_divergence=config.dppo_divergence,
     )
 
 

@@ -194,6 +194,30 @@ def test_geometric_mask(far_off):
     assert 0 < got.sum() < batch_tokens(far_off)
 
 
+@pytest.mark.parametrize("name", ["dppo_tv", "dppo_kl"])
+def test_dppo_masks(far_off, name):
+    """Where verl's loss of that name has no gradient, with the old policy in the place of the one in training."""
+    config = ActorConfig(
+        strategy="fsdp", rollout_n=1, use_dynamic_bsz=True, clip_ratio=0.15, clip_ratio_low=0.15, clip_ratio_high=0.15
+    )
+    logp = far_off.old.float().double().requires_grad_()
+    behaviour = far_off.behaviour.float().double()
+    loss, _ = core_algos.get_policy_loss_fn(name)(
+        behaviour, logp, far_off.advantages, far_off.mask, "token-mean", config
+    )
+    loss.backward()
+    made = correct(
+        [
+            replace(row, advantages=np.array([0.0, *a], np.float32))
+            for row, a in zip(rows(far_off), far_off.advantages.numpy(), strict=True)
+        ],
+        [name],
+    )
+    kept = np.stack([row.advantages[1:] for row in made.rows]) != 0
+    np.testing.assert_array_equal(kept, (logp.grad != 0).numpy())
+    assert 0 < kept.sum() < batch_tokens(far_off)
+
+
 def test_a_factor_on_the_advantage_is_theirs_on_the_loss(far_off):
     ratio, _ = compute_rollout_correction_weights(far_off.old - far_off.behaviour, far_off.mask, "token", 2.0)
     settings = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 3.0}

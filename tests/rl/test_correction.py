@@ -56,6 +56,17 @@ def test_each_method_by_hand():
     assert factors(both, 1) == pytest.approx([0])
 
 
+def test_dppo_masks_by_probability_and_only_what_is_pushed_further():
+    behaviour = np.exp(-1.0)  # every token of `row`
+    far, near = 0.6 / behaviour, 0.4 / behaviour
+    for name, limit in (("dppo_tv", 0.15), ("dppo_kl", 0.1)):
+        bounds = Bounds(dppo_divergence=limit)
+        assert factors(correct([row("r", [far, near, 0.1])], [name], bounds)) == pytest.approx([0, 1, 1]), name
+        down = correct([row("r", [far, near, 0.1], advantage=-2.0)], [name], bounds)
+        assert factors(down) == pytest.approx([-1, -1, 0]), name
+        assert down.excluded == {f"token: importance ratio out of bounds ({name})": 1}
+
+
 def test_bounds_are_options():
     bounds = Bounds(tis_cap=3, icepop_low=0.1, icepop_high=9, geometric_low=0.5, geometric_high=2)
     ratios = [0.25, 1.0, 4.0, 8.0]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from outrider.protocols import LossSpec
@@ -139,6 +139,7 @@ def test_no_tokens_no_loss(name):
 )
 def test_losses_are_homogeneous_in_the_advantages(ratios, data, name):
     """What `outrider.rl.correction` relies on: a factor on the advantage is a factor on the loss and its gradient."""
+    assume(all(abs(ratio - kink) > 1e-3 for ratio in ratios for kink in (0.8, 1.28, 3.0)))  # no gradient to speak of
     count = len(ratios)
     advantages = data.draw(st.lists(st.floats(-2, 2), min_size=count, max_size=count))
     factors = data.draw(st.lists(st.sampled_from([0.0, 0.3, 2.0]), min_size=count, max_size=count))

@@ -2,19 +2,21 @@
 
 Engine and trainer disagree on log-probs: by other kernels and types even when they hold the same weights (Yao et al.
 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training), and by age where rollouts run beside the
-trainer. With ``w = exp(log old - log behaviour)``, the trainer's weights before the update against the engine's, over
-the trained tokens:
+trainer. With p the probability of a trained token under the trainer's weights before the update, q that under the
+engine's, and ``w = p / q``:
 
     token_tis      min(w, tis_cap)                      token-level truncated importance sampling, the same source
     sequence_tis   min(product of w, tis_cap)           the whole rollout's ratio: unbiased until cut, noisy when long
     icepop         w where icepop_low <= w <= icepop_high, else 0         Ling Team 2025, IcePop, arXiv:2510.18855
-    geometric      1 where geometric_low <= exp(mean log w) <= geometric_high over the rollout, else 0; a mask
+    geometric      1 where geometric_low <= exp(mean log w) <= geometric_high over the rollout, else 0
                                                         Liu, Li et al. 2025, When Speed Kills Stability
+    dppo_tv        1, but 0 where |p - q| > dppo_divergence and the advantage pushes p further away from q
+    dppo_kl        the same with q log(q / p) + (1 - q) log((1 - q) / (1 - p))       Qi et al. 2026, arXiv:2602.04879
 
 A sequence is a rollout, however many rows it fills. Several may act together (their product), of which one may weigh.
 The factor multiplies the advantage, which is the same as multiplying the token's loss (`outrider.rl.losses`); KL and
-entropy terms stay. A masked token keeps its place in the normalisation, so masking scales no other token up. DPPO's
-masks depend on the weights while they are trained, so they are losses: `outrider.rl.losses.dppo`.
+entropy terms stay. A masked token keeps its place in the normalisation, so masking scales no other token up. The DPPO
+masks here go by the weights before the update; the losses of the same name go by those in training, as the paper does.
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ import numpy as np
 from outrider.errors import BatchError, ConfigError
 from outrider.rl.advantages.check import Doubles
 from outrider.rl.advantages.context import Index
-from outrider.types import BoolArray, Row
+from outrider.types import BoolArray, FloatArray, Row
 
 LOG_LIMIT = 20.0
 """log w is held within this, as exp of more says nothing."""
+_TINY = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +47,34 @@ class Bounds:
     icepop_high: float = 5.0
     geometric_low: float = 0.99
     geometric_high: float = 1.01
+    dppo_divergence: float = 0.15
 
 
-Method = Callable[[Doubles, Index, Bounds], Doubles]
-"""From log w and the number of each token's rollout, both (T,), to a factor for each token, (T,)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """The trained tokens of all rows, end to end; every array has shape (T,)."""
+
+    old: Doubles
+    """log p"""
+    behaviour: Doubles
+    """log q"""
+    advantages: Doubles
+    rollout: Index
+    """Number of each token's rollout, from 0."""
+
+    @property
+    def log_w(self) -> Doubles:
+        return self.old - self.behaviour
+
+    @property
+    def away(self) -> BoolArray:
+        """Where the advantage pushes p further away from q."""
+        up: BoolArray = self.advantages > 0
+        return np.where(up, self.log_w > 0, self.log_w < 0)
+
+
+Method = Callable[[Drift, Bounds], Doubles]
+"""A factor for each token, (T,)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,30 +99,48 @@ class Correction:
     """Tokens masked, by reason."""
 
 
-def token_tis(log_w: Doubles, rollout: Index, bounds: Bounds) -> Doubles:
-    return np.minimum(_exp(log_w), bounds.tis_cap)
+def token_tis(drift: Drift, bounds: Bounds) -> Doubles:
+    return np.minimum(_exp(drift.log_w), bounds.tis_cap)
 
 
-def sequence_tis(log_w: Doubles, rollout: Index, bounds: Bounds) -> Doubles:
-    total = np.bincount(rollout, weights=log_w).astype(np.float64)
-    return np.minimum(_exp(total), bounds.tis_cap)[rollout]
+def sequence_tis(drift: Drift, bounds: Bounds) -> Doubles:
+    total = np.bincount(drift.rollout, weights=drift.log_w).astype(np.float64)
+    return np.minimum(_exp(total), bounds.tis_cap)[drift.rollout]
 
 
-def icepop(log_w: Doubles, rollout: Index, bounds: Bounds) -> Doubles:
-    w = _exp(log_w)
+def icepop(drift: Drift, bounds: Bounds) -> Doubles:
+    w = _exp(drift.log_w)
     return np.where((w >= bounds.icepop_low) & (w <= bounds.icepop_high), w, 0.0)
 
 
-def geometric(log_w: Doubles, rollout: Index, bounds: Bounds) -> Doubles:
-    mean = np.bincount(rollout, weights=log_w).astype(np.float64) / np.maximum(1, np.bincount(rollout))
-    w = _exp(mean)
-    return ((w >= bounds.geometric_low) & (w <= bounds.geometric_high)).astype(np.float64)[rollout]
+def geometric(drift: Drift, bounds: Bounds) -> Doubles:
+    total = np.bincount(drift.rollout, weights=drift.log_w).astype(np.float64)
+    w = _exp(total / np.maximum(1, np.bincount(drift.rollout)))
+    return ((w >= bounds.geometric_low) & (w <= bounds.geometric_high)).astype(np.float64)[drift.rollout]
+
+
+def dppo_tv(drift: Drift, bounds: Bounds) -> Doubles:
+    divergence = np.abs(np.exp(drift.old) - np.exp(drift.behaviour))
+    return np.where(drift.away & (divergence > bounds.dppo_divergence), 0.0, 1.0)
+
+
+def dppo_kl(drift: Drift, bounds: Bounds) -> Doubles:
+    p, q = np.exp(drift.old), np.exp(drift.behaviour)
+    divergence = -q * drift.log_w + (1 - q) * np.log((1 - q + _TINY) / (1 - p + _TINY))
+    return np.where(drift.away & (divergence > bounds.dppo_divergence), 0.0, 1.0)
 
 
 CORRECTIONS: Mapping[str, Method] = MappingProxyType(
-    {"token_tis": token_tis, "sequence_tis": sequence_tis, "icepop": icepop, "geometric": geometric}
+    {
+        "token_tis": token_tis,
+        "sequence_tis": sequence_tis,
+        "icepop": icepop,
+        "geometric": geometric,
+        "dppo_tv": dppo_tv,
+        "dppo_kl": dppo_kl,
+    }
 )
-MASKS = frozenset({"icepop", "geometric"})
+MASKS = frozenset({"icepop", "geometric", "dppo_tv", "dppo_kl"})
 WEIGHTS = frozenset({"token_tis", "sequence_tis", "icepop"})
 
 
@@ -116,30 +161,43 @@ def correct(rows: Sequence[Row], methods: Sequence[str], bounds: Bounds = Bounds
     `old_logprobs`, `ConfigError` on names that don't fit.
     """
     check_methods(methods)
-    if any(row.old_logprobs is None for row in rows):
-        raise BatchError("a correction needs the log-probs of the weights before the update: Row.old_logprobs.")
-    at = [np.flatnonzero(row.sample.loss_mask) for row in rows]
-    log_w = np.concatenate([_log_ratio(row)[where] for row, where in zip(rows, at, strict=True)] or [np.zeros(0)])
-    names = {name: number for number, name in enumerate(dict.fromkeys(row.sample.rollout_id for row in rows))}
-    rollout = np.repeat([names[row.sample.rollout_id] for row in rows], [len(where) for where in at]).astype(np.int64)
-    factor, excluded = np.ones(len(log_w)), Counter[str]()
+    drift = _drift(rows)
+    factor, excluded = np.ones(len(drift.old)), Counter[str]()
     for name in methods:
-        part = CORRECTIONS[name](log_w, rollout, bounds)
+        part = CORRECTIONS[name](drift, bounds)
         if name in MASKS:
             excluded[f"token: importance ratio out of bounds ({name})"] += int(((part == 0) & (factor != 0)).sum())
         factor *= part
     corrected, done = [], 0
-    for row, where in zip(rows, at, strict=True):
+    for row in rows:
+        where = np.flatnonzero(row.sample.loss_mask)
         advantages = row.advantages.copy()
         advantages[where] *= factor[done : done + len(where)].astype(np.float32)
         done += len(where)
         corrected.append(replace(row, advantages=advantages))
-    return Correction(rows=tuple(corrected), mismatch=_mismatch(log_w, factor == 0), excluded=+excluded)
+    return Correction(rows=tuple(corrected), mismatch=_mismatch(drift.log_w, factor == 0), excluded=+excluded)
 
 
-def _log_ratio(row: Row) -> Doubles:
-    assert row.old_logprobs is not None
-    return row.old_logprobs.astype(np.float64) - row.sample.logprobs
+def _drift(rows: Sequence[Row]) -> Drift:
+    old = [row.old_logprobs for row in rows if row.old_logprobs is not None]
+    if len(old) < len(rows):
+        raise BatchError("a correction needs the log-probs of the weights before the update: Row.old_logprobs.")
+    names = {name: number for number, name in enumerate(dict.fromkeys(row.sample.rollout_id for row in rows))}
+    numbers = [names[row.sample.rollout_id] for row in rows]
+    masks = [row.sample.loss_mask for row in rows]
+
+    def joined(arrays: Sequence[FloatArray]) -> Doubles:
+        parts = [array[mask].astype(np.float64) for array, mask in zip(arrays, masks, strict=True)]
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    return Drift(
+        old=joined(old),
+        behaviour=joined([row.sample.logprobs for row in rows]),
+        advantages=joined([row.advantages for row in rows]),
+        rollout=np.repeat([names[row.sample.rollout_id] for row in rows], [mask.sum() for mask in masks]).astype(
+            np.int64
+        ),
+    )
 
 
 def _mismatch(log_w: Doubles, masked: BoolArray) -> Mismatch:
