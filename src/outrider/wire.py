@@ -183,8 +183,8 @@ class Recaller(Dialect, Protocol):
     It remembers the answers that its readers have read, of each owner apart (see `Dialect.prepare`). Thread-safe.
     """
 
-    def names(self, request: WireRequest) -> str:
-        """Id of the call whose answer `request` names; empty where it names none that could be ours."""
+    def names(self, request: WireRequest) -> Sequence[str]:
+        """Ids of the calls whose answers `request` names, in whole or in part, as far as they could be ours."""
 
     def knows(self, owner: str, call_id: str) -> bool: ...
 

@@ -326,13 +326,19 @@ def test_another_owner_can_not_read_a_response():
 
 
 def test_the_memory_of_responses_is_bounded_and_forgets_the_oldest():
-    all = RecentResponses(max_bytes=200)
+    all = RecentResponses(max_bytes=600)  # of some 60 for each
     mine = all.of("me")
-    for index in range(4):
+    for index in range(20):
         mine.keep(f"resp_{index}", [user("x" * 30)])
-    mine.keep("resp_3", [user("y" * 30)])
-    assert [mine.items(f"resp_{index}") is None for index in range(4)] == [True, False, False, False]
-    assert mine.items("resp_3") == [user("y" * 30)]
+        mine.items("resp_0")  # what is used stays
+    kept = [index for index in range(20) if mine.items(f"resp_{index}") is not None]
+    assert 5 < len(kept) < 12
+    assert kept == [0, *range(21 - len(kept), 20)]
+    mine.keep("resp_19", [user("y" * 30)])
+    assert mine.items("resp_19") == [user("y" * 30)]
+    mine.keep("resp_20", [user("z" * 200)])  # it would push out too many others
+    assert mine.items("resp_20") is None
+    assert mine.items("resp_19") is not None
 
 
 # -- parameters --------------------------------------------------------------------------------------------------------
@@ -398,7 +404,6 @@ def test_hosted_items_are_left_out_and_noted():
         ({"input": [{"type": "function_call", "call_id": "x", "name": "x"}]}, "input.0.arguments"),
         ({"input": [{"type": "custom_tool_call", "call_id": "x", "name": "x"}]}, "input.0.input"),
         ({"input": [{"type": "function_call_output", "call_id": "x"}]}, "input.0.output"),
-        ({"input": [{"type": "item_reference", "id": "rs_1"}]}, "input.0.id"),
         ({"input": [{"type": 3}]}, "input.0.type"),
         ({"model": None}, "model"),
         ({"instructions": 3}, "instructions"),

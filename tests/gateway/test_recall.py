@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import openai
@@ -230,3 +231,65 @@ def test_a_trajectory_that_is_not_kept_is_kept_in_no_part(engine, start):
         assert [message["content"] for message in engine.received[1].json["messages"]] == ["go", "Hello wörld!", "more"]
         assert gateway.store.calls_after(0) == []
         assert gateway.client.stats()["unsampled"] == 2
+
+
+# -- items by name -----------------------------------------------------------------------------------------------------
+
+
+def by_name(response):
+    return [{"type": "item_reference", "id": item.id} for item in response.output]
+
+
+@STREAMED
+@pytest.mark.parametrize("restarted", [False, True])
+def test_items_may_be_named_instead_of_sent_again(engine, tmp_path, streamed, restarted):
+    """As clients do that take the server to keep their items: AI SDK's among them."""
+    store = tmp_path / "s.sqlite3"
+    engine.sampled = [CALLING]
+    with contextlib.ExitStack() as stack:
+        gateway = stack.enter_context(RunningGateway(engine, store, mode="train"))
+        key = gateway.open()
+        said = [{"role": "user", "content": "go"}]
+        for output in ("ok", "fine"):
+            answer = respond(gateway, key, streamed, input=said, tools=[TOOL])
+            said += [*by_name(answer), function_output(answer, output)]
+            if restarted:
+                gateway = stack.enter_context(RunningGateway(engine, store, mode="train"))
+        engine.sampled = [Sampled()]
+        respond(gateway, key, streamed, input=said, tools=[TOOL])
+        calls = gateway.recorded(3)
+    messages = engine.received[-1].json["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant", "tool"]
+    assert messages[:3] == engine.received[-2].json["messages"]
+    assert [messages[1]["tool_calls"], messages[3]["tool_calls"]] == [[CALL], [CALL]]
+    assert [messages[2]["content"], messages[4]["content"]] == ["ok", "fine"]
+    assert len({call.id for call in calls}) == 3
+
+
+def function_output(response, output):
+    return {"type": "function_call_output", "call_id": response.output[0].call_id, "output": output}
+
+
+def test_an_item_of_another_attempt_is_not_found(engine, start):
+    with start(mode="train") as gateway:
+        mine, theirs = gateway.open("attempt-1"), gateway.open("attempt-2")
+        secret = by_name(respond(gateway, theirs, input="secret words"))
+    with start(mode="train") as gateway:
+        number = len(engine.received)
+        made_up = [{"type": "item_reference", "id": f"msg_{new_call_id('attempt:attempt-1')}00"}]
+        for named in (secret, made_up, [{"type": "item_reference", "id": "rs_1"}]):
+            with pytest.raises(openai.NotFoundError, match=f"Item with id '{named[0]['id']}' not found") as caught:
+                respond(gateway, mine, input=[*named, {"role": "user", "content": "x"}])
+            assert (caught.value.param, caught.value.body["type"]) == ("input", "invalid_request_error")
+        assert len(engine.received) == number
+
+
+def test_named_items_belong_to_their_trajectory(engine, start):
+    headers = {"authorization": "Bearer sk-mine"}
+    with start(mode="record") as gateway:
+        first = gateway.post(RESPONSES, {"model": "m", "input": "go"}, headers).json
+        named = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+        items = [{"role": "user", "content": "go"}, *named, {"role": "user", "content": "more"}]
+        assert gateway.post(RESPONSES, {"model": "m", "input": items}, headers).status == 200
+        calls = gateway.store.calls_after(0)
+    assert len({call.attempt_id for call in calls}) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from outrider.dialects import openai_wire as wire
-from outrider.dialects.openai_responses_history import RecentResponses
+from outrider.dialects.openai_responses_history import PREFIX, REFERENCE, RecentResponses, references
 from outrider.dialects.openai_responses_native import ResponsesReader
 from outrider.dialects.openai_responses_reply import (
     ResponsesStream,
@@ -14,12 +14,13 @@ from outrider.dialects.openai_responses_reply import (
     from_chat,
     upstream_error,
 )
-from outrider.dialects.openai_responses_request import PREFIX, ResponsesState, to_chat
+from outrider.dialects.openai_responses_request import ResponsesState, to_chat
 from outrider.dialects.translate import LateSystem
 from outrider.dialects.translate_dialect import TranslatedReader, TranslatedRequest, prepare_native, prepare_translated
 from outrider.types import Json
 from outrider.wire import ReplyReader, UpstreamRequest, WireRequest
 
+_REFERENCE = REFERENCE.encode()
 _NAMES = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 
 
@@ -91,13 +92,20 @@ class OpenAIResponses:
 
     # -- wire.Recaller -------------------------------------------------------------------------------------------------
 
-    def names(self, request: WireRequest) -> str:
-        raw = request.fields.get("previous_response_id")
+    def names(self, request: WireRequest) -> tuple[str, ...]:
+        if not self.translated:
+            return ()
+        fields = request.fields
         try:
-            named = None if raw is None or not self.translated else msgspec.json.decode(raw)
+            previous = msgspec.json.decode(fields["previous_response_id"]) if "previous_response_id" in fields else None
+            # To look into all of the input would cost more than all else that is done with it here.
+            refers = "input" in fields and _REFERENCE in bytes(fields["input"])
+            items = msgspec.json.decode(fields["input"]) if refers else []
         except (msgspec.DecodeError, RecursionError):
-            named = None  # `prepare` says what is wrong with it
-        return named.removeprefix(PREFIX) if isinstance(named, str) and named.startswith(PREFIX) else ""
+            return ()  # `prepare` says what is wrong with it
+        named = [previous] if isinstance(previous, str) and previous.startswith(PREFIX) else []
+        named += references(items) if isinstance(items, list) else []
+        return tuple(dict.fromkeys(id.removeprefix(PREFIX) for id in named))
 
     def knows(self, owner: str, call_id: str) -> bool:
         return self._history.has(owner, PREFIX + call_id)

@@ -1,15 +1,22 @@
-"""Earlier responses, for clients that name the last one (``previous_response_id``) instead of sending it again."""
+"""Earlier responses, for clients that name the last one (``previous_response_id``) or items of them
+(``item_reference``) instead of sending it again."""
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from outrider.types import Json
+
+PREFIX = "resp_"  # of a response's id
+REFERENCE = "item_reference"
+# An item's id holds that of its response, without the prefix, and a number of two digits.
+_ITEM = re.compile(r"(?:rs|msg|fc|ctc)_([A-Za-z0-9]+)[0-9a-f]{2}")
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[Json]).decode
@@ -72,3 +79,30 @@ class _OwnResponses:
 
     def keep(self, response_id: str, items: Sequence[Json]) -> None:
         self._all.put(self._owner, response_id, items)
+
+
+def references(items: Sequence[Any]) -> list[str]:
+    """Ids of the responses whose items are named among `items`, the latest first."""
+    found: list[str] = []
+    for item in reversed(items):
+        if _is_reference(item):
+            match = _ITEM.fullmatch(item["id"])
+            if match is not None and PREFIX + match[1] not in found:
+                found.append(PREFIX + match[1])
+    return found
+
+
+def resolved(items: Sequence[Any], history: ResponseHistory | None) -> list[Any]:
+    """`items` with those in place of references that `history` has. The others are left: whoever reads them refuses."""
+    if history is None:
+        return list(items)
+    known: dict[str, Json] = {}
+    for response_id in references(items):
+        # The latest one's conversation has most likely the items of the earlier ones too.
+        if not any(id.endswith(response_id.removeprefix(PREFIX), 0, -2) for id in known):
+            known = {item["id"]: item for item in history.items(response_id) or () if "id" in item} | known
+    return [known.get(item["id"], item) if _is_reference(item) else item for item in items]
+
+
+def _is_reference(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == REFERENCE and isinstance(item.get("id"), str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from outrider.dialects.openai_responses_history import REFERENCE
 from outrider.dialects.openai_responses_tools import ToolTable, custom_arguments
 from outrider.dialects.translate import (
     bad,
@@ -19,6 +20,7 @@ from outrider.dialects.translate import (
     want_text,
 )
 from outrider.dialects.translate_reasoning import unseal
+from outrider.errors import RequestError
 from outrider.types import Json
 
 # Chat templates know no developer.
@@ -55,9 +57,9 @@ class Messages:
             self._output(item, where)
         elif kind == "additional_tools":
             pass  # gathered before
-        elif kind == "item_reference":
+        elif kind == REFERENCE:
             id = want_name(item.get("id"), f"{where}.id")
-            raise bad(f"{where}.id", f"Item with id '{id}' not found. Items are not stored here: send them whole.")
+            raise RequestError(f"Item with id '{id}' not found.", status=404, param="input")
         elif isinstance(kind, str):
             self.notes.append(f"item: {kind}")
         else:

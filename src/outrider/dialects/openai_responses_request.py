@@ -10,7 +10,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.dialects.openai_responses_history import ResponseHistory
+from outrider.dialects.openai_responses_history import PREFIX, ResponseHistory, resolved
 from outrider.dialects.openai_responses_items import Messages
 from outrider.dialects.openai_responses_tools import ToolTable
 from outrider.dialects.translate import (
@@ -30,7 +30,6 @@ from outrider.dialects.translate import (
 from outrider.errors import RequestError
 from outrider.types import Json
 
-PREFIX = "resp_"  # of a response's id
 SEALED_REASONING = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
@@ -140,7 +139,7 @@ def _items(body: Json, history: ResponseHistory | None) -> list[Any]:
     given = body.get("input")
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    items = want_list(given, "input")
+    items = resolved(want_list(given, "input"), history)
     previous = body.get("previous_response_id")
     if previous is None:
         return items

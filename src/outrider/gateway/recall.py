@@ -20,7 +20,7 @@ from outrider.errors import RequestError
 from outrider.gateway.sse import EventSplitter
 from outrider.protocols import Store
 from outrider.types import Call, CallState
-from outrider.wire import Dialect, Recaller, ReplyReader, WireRequest
+from outrider.wire import Dialect, Recaller, WireRequest
 
 LONGEST = 1000  # answers that follow each other; longer conversations start anew
 _HALF = 24  # hexadecimal digits: 96 bits each for the random part and the digest
@@ -53,50 +53,63 @@ class Recall:
         return found
 
     async def earlier(self, dialect: Dialect, request: WireRequest, owner: str) -> None:
-        """Let `dialect` know the answer that `request` names, if it is one of `owner`'s. Raises `StoreError`."""
+        """Let `dialect` know the answers that `request` names, if they are `owner`'s. Raises `StoreError`."""
         if not self._recalls(dialect):
             return
-        wanted = dialect.names(request)
-        if wanted and not dialect.knows(owner, wanted):
+        wanted = [named for named in dialect.names(request) if not dialect.knows(owner, named)]
+        if wanted:
             await asyncio.to_thread(self._read, dialect, wanted, owner)
 
     async def trajectory(self, dialect: Dialect, request: WireRequest, owner: str, known: Mapping[str, str]) -> str:
-        """Where the answer belongs that `request` names; empty where it names none of `owner`'s. `known` has the
+        """Where the answers belong that `request` names; empty where it names none of `owner`'s. `known` has the
         trajectories of recent calls by their ids. Raises `StoreError`."""
-        named = dialect.names(request) if self._recalls(dialect) else ""
-        if not named or not is_own_call(owner, named):
-            return ""
-        if named in known:
-            return known[named]
-        call = await asyncio.to_thread(self._store.call, named)
-        return call.attempt_id if call is not None else ""
+        for named in dialect.names(request) if self._recalls(dialect) else ():
+            if not is_own_call(owner, named):
+                continue
+            if named in known:
+                return known[named]
+            call = await asyncio.to_thread(self._store.call, named)
+            if call is not None:
+                return call.attempt_id
+        return ""
 
-    def _read(self, dialect: Recaller, wanted: str, owner: str) -> None:
-        """Each call's request may name the one before; so the first is found last, and read first."""
-        found: list[tuple[WireRequest, Call]] = []
-        while wanted and not dialect.knows(owner, wanted):
-            call = self._store.call(wanted) if is_own_call(owner, wanted) and len(found) < LONGEST else None
-            if call is None or call.state is not CallState.COMPLETE or call.dialect != dialect.name:
-                return
-            try:
-                request = dialect.parse(call.request)
-            except RequestError:
-                return  # what was taken out before storage has left no request
-            found.append((request, call))
-            wanted = dialect.names(request)
-        for request, call in reversed(found):
-            try:
-                prepared = dialect.prepare(request, overrides={}, tokens=False, owner=owner, call_id=call.id)
-            except RequestError:
-                return
-            _read_again(dialect.reader(prepared), call.response)
+    def _read(self, dialect: Recaller, wanted: list[str], owner: str) -> None:
+        """A call's request may name earlier ones, and can be read once these are known: so the first is read first."""
+        found: dict[str, tuple[WireRequest, Call] | None] = {}
+        pending = list(reversed(wanted))
+        while pending:
+            named = pending[-1]
+            if named not in found:
+                found[named] = self._call(dialect, named, owner) if len(found) < LONGEST else None
+                one = found[named]
+                earlier = dialect.names(one[0]) if one is not None else ()
+                pending += [name for name in earlier if name not in found and not dialect.knows(owner, name)]
+                continue
+            pending.pop()
+            one = found[named]
+            if one is not None and not dialect.knows(owner, named):
+                _read_again(dialect, *one, owner)
+
+    def _call(self, dialect: Recaller, named: str, owner: str) -> tuple[WireRequest, Call] | None:
+        call = self._store.call(named) if is_own_call(owner, named) else None
+        if call is None or call.state is not CallState.COMPLETE or call.dialect != dialect.name:
+            return None
+        try:
+            return dialect.parse(call.request), call
+        except RequestError:
+            return None  # what was taken out before storage has left no request
 
 
-def _read_again(reader: ReplyReader, response: bytes) -> None:
-    if response[:100].lstrip().startswith(b"{"):
-        reader.body(response)
+def _read_again(dialect: Dialect, request: WireRequest, call: Call, owner: str) -> None:
+    try:
+        prepared = dialect.prepare(request, overrides={}, tokens=False, owner=owner, call_id=call.id)
+    except RequestError:
+        return  # it names what is not known
+    reader = dialect.reader(prepared)
+    if call.response[:100].lstrip().startswith(b"{"):
+        reader.body(call.response)
         return
     splitter = EventSplitter()
-    for event in [*splitter.feed(response), *splitter.end()]:
+    for event in [*splitter.feed(call.response), *splitter.end()]:
         reader.event(event)
     reader.end()
