@@ -194,9 +194,7 @@ def _drift(rows: Sequence[Row]) -> Drift:
         old=joined(old),
         behaviour=joined([row.sample.logprobs for row in rows]),
         advantages=joined([row.advantages for row in rows]),
-        rollout=np.repeat([names[row.sample.rollout_id] for row in rows], [mask.sum() for mask in masks]).astype(
-            np.int64
-        ),
+        rollout=np.repeat(numbers, [mask.sum() for mask in masks]).astype(np.int64),
     )
 
 
