@@ -160,9 +160,8 @@ def test_sqlite_gives_the_room_back_and_stays_sound(sqlite_store):
     counts = prune(sqlite_store, max_bytes=3_000_000, now=NOW)
     assert counts.given_back == counts.size_before - counts.size_after > 1_000_000
     assert sqlite_store.path.stat().st_size == counts.size_after <= 3_000_000
-    with sqlite_store._reader() as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        assert connection.execute("PRAGMA freelist_count").fetchone() == (0,)
+    assert sqlite_store.query("PRAGMA integrity_check") == [("ok",)]
+    assert sqlite_store.query("PRAGMA freelist_count") == [(0,)]
 
 
 def test_postgres_uses_the_room_again(postgres_store):

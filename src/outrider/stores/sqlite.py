@@ -5,9 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -96,26 +94,21 @@ class SqliteStore(RowStore):
 
     def query(self, statement: str, values: Row = ()) -> list[Row]:
         """The rows of a SELECT, read as the store was at one moment."""
-        with self._reader() as connection:
-            return connection.execute(statement, values).fetchall()
-
-    @contextmanager
-    def _reader(self) -> Iterator[sqlite3.Connection]:
-        """A connection nobody else uses meanwhile; as many exist as there were readers at the same time."""
         reader = self._take_reader()
         try:
-            yield reader
-        except sqlite3.Error as error:
+            rows = reader.execute(statement, values).fetchall()
+        except BaseException as error:
             reader.close()
-            raise StoreError(f"{self._label}: cannot read: {error}.") from error
-        except BaseException:
-            reader.close()
+            if isinstance(error, sqlite3.Error):
+                raise StoreError(f"{self._label}: cannot read: {error}.") from error
             raise
         self._readers.append(reader)
         if self._closed:  # closed while we read
             self._close_readers()
+        return rows
 
     def _take_reader(self) -> sqlite3.Connection:
+        """A connection that nobody else uses now; as many exist as there were readers at the same time."""
         if self._closed:
             raise StoreError(f"{self._label}: the store is closed.")
         try:
