@@ -40,8 +40,8 @@ class _Job(NamedTuple):
 
 
 class WriteQueue(ABC):
-    """Hands operations, in order, to `commit_group`. `label` names the store in messages. An operation fails alone where
-    its rows can't be made.
+    """Hands operations, in order, to `commit_group`. `label` names the store in messages. An operation fails alone
+    where its rows can't be made.
 
     A subclass must be ready before it calls this constructor, which starts the thread.
     """
