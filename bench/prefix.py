@@ -182,6 +182,7 @@ def measure(backend: TorchBackend, made: Workload, rounds: int) -> dict[str, Fig
     for _ in range(rounds):
         for way in WAYS:
             found = train_once(backend, way, made.rows[way])
+            print(f"  {way}: {found.cpu_s:.0f} CPU-seconds, {found.wall_s:.0f} s", file=sys.stderr)
             so_far = best.get(way, found)
             best[way] = replace(found, wall_s=min(found.wall_s, so_far.wall_s), cpu_s=min(found.cpu_s, so_far.cpu_s))
     return best
