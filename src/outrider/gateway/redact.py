@@ -83,6 +83,7 @@ _NO_IDS = np.zeros(0, dtype=np.int32)
 _NO_LOGPROBS = np.zeros(0, dtype=np.float32)
 _MIN_CREDENTIAL = 8
 SHORTEST_SECRET = 12  # names below it are none, and most names are
+LONG_REPLY = 4096  # bytes
 SEEN = 16_384
 SHORT = 64  # characters; to look through fewer costs no more than to remember them
 
@@ -234,7 +235,7 @@ class Redactor:
             if not line.startswith(b"data:"):
                 continue
             try:
-                trees[number] = [_decode(_slim(line[5:]))]
+                trees[number] = [_parsed(line[5:])]
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 trees[number] = [line[5:].decode("latin-1")]
             leaves += _leaves(trees[number], ())
@@ -354,8 +355,19 @@ def _strings(body: bytes) -> int:
     return body.count(b'"') - body.count(b'\\"')
 
 
+def _parsed(body: bytes) -> Any:
+    """JSON; of a reply without what spells its text again, which goes anyway where something is found."""
+    tree = _decode(_slim(body) if len(body) > LONG_REPLY else body)
+    choices = tree.get("choices") if isinstance(tree, dict) else None
+    if isinstance(choices, list):
+        for part in (tree, *choices):
+            if isinstance(part, dict):
+                part.update((name, None) for name in _SPELLED & part.keys())
+    return tree
+
+
 def _slim(body: bytes) -> bytes:
-    """A reply without the long arrays that spell its text again: they go anyway where something is found."""
+    """A reply without the long arrays in it, which take longer to parse than to cut out."""
     if not any(name in body for name in (b'"logprobs"', b"_ids")):
         return body
     try:
