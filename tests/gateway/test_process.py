@@ -164,7 +164,10 @@ def test_a_stream_that_does_not_end_is_cut_and_told(engine, tmp_path, store, how
             answer.read()
         connection.close()
         assert gateway.wait() == 0
-    assert [call.state for call in store.calls("attempt-1")] == [CallState.INTERRUPTED]
+    (call,) = store.calls("attempt-1")
+    assert (call.state, call.status, call.replica) == (CallState.INTERRUPTED, 200, engine.base_url)
+    assert call.fidelity is not Fidelity.EXACT
+    assert b'"a"' in call.response
 
 
 def test_it_takes_as_many_files_as_it_may(engine, tmp_path):

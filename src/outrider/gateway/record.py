@@ -75,7 +75,9 @@ class CallRecord:
         self.state = CallState.CANCELLED
         self.error = "the client left"
 
-    def interrupted(self) -> None:
+    def interrupted(self, status: int) -> None:
+        """`status` is what the agent got; 0 where it got none."""
+        self.status = status
         self.state = CallState.INTERRUPTED
         self.error = "the gateway was stopped"
 

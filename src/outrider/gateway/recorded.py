@@ -151,7 +151,8 @@ class RecordedCall:
             held.append(reader.end())
         except UpstreamError as error:
             failure = error
-        record.response = b"".join(raw)
+        finally:
+            record.response = b"".join(raw)  # also where the process ends
         failure = self._judge_stream(failure)
         try:
             await self._store()

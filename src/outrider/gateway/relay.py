@@ -137,7 +137,8 @@ class Relay:
         try:
             await RecordedCall(exchange, delivery, record, lambda record: self._commit(record, note)).run()
         except asyncio.CancelledError:
-            self._interrupted(record)
+            record.replica, record.retries = delivery.replica, tuple(delivery.retries)
+            self._interrupted(record, exchange.status, note)
             raise
         finally:
             delivery.close()
@@ -207,16 +208,17 @@ class Relay:
         if record.turn is not None:
             record.turn.committed(call)
 
-    def _interrupted(self, record: CallRecord) -> None:
+    def _interrupted(self, record: CallRecord, status: int, note: Note) -> None:
         """Keep what there is of a call that ends with the process, if no outcome of it is on its way to the store."""
         if record.finished or not record.begun or record.access.mode is Mode.PASSTHROUGH:
             return
-        record.interrupted()
+        record.interrupted(status)
         call = record.finish(version=self._admission.version if record.access.ours else None)
         if record.access.mode in self._redact:
             call, _ = self._redactor.call(call, record.access.credentials)
         with contextlib.suppress(StoreError):
             self._store.append_call(call)  # closing the store waits for it
+            note.call = call
 
     async def _redacted(self, call: Call, access: Access) -> tuple[Call, Counter[str]]:
         if len(call.request) + len(call.response) < LONG_BODY:
