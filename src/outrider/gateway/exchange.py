@@ -68,6 +68,10 @@ class Exchange:
         """Of the answer, once it has begun."""
         self.note: Note | None = None
         """What a model call tells of itself."""
+        self.take_room: Callable[[int, int], None] | None = None
+        """Asked about each part of a long body: its size, and that of the body by now. May raise `RequestError`."""
+        self.room = 0
+        """Bytes that were taken so."""
         self._idle_timeout_s = idle_timeout_s
         self._receive = receive
         self._send = send
@@ -98,6 +102,9 @@ class Exchange:
             message = await self._next_message(began, size)
             parts.append(message.get("body", b""))
             size += len(parts[-1])
+            if self.take_room is not None:
+                self.take_room(len(parts[-1]), size)
+                self.room += len(parts[-1])
         if message["type"] == "http.disconnect":
             raise ClientGone
         if size > limit:

@@ -12,6 +12,7 @@ from typing import Self
 from outrider.errors import RequestError
 from outrider.gateway.admission import Refused
 
+SMALL_BODY = 1 << 20  # bytes; smaller ones always find room, so that nobody's large ones keep them out
 MAX_CALLERS = 10_000  # buckets that are kept; an older one is full again by the time it is dropped
 
 
@@ -60,3 +61,20 @@ class Limits:
         self._buckets[caller] = (left - 1, now)
         if len(self._buckets) > MAX_CALLERS:
             self._buckets.popitem(last=False)
+
+
+class Room:
+    """Memory for the request bodies of all calls under way, up to `limit` bytes; what is over that has to wait."""
+
+    def __init__(self, limit: int) -> None:
+        self.held = 0
+        self._limit = limit
+
+    def take(self, size: int, of: int) -> None:
+        """`size` more bytes of a body that has `of` by now. Raises `Refused`."""
+        if of > SMALL_BODY and self.held + size > self._limit:
+            raise Refused("Too many large requests are under way.", code="too_many_in_flight", retry_after_s=2)
+        self.held += size
+
+    def give_back(self, size: int) -> None:
+        self.held -= size

@@ -24,7 +24,7 @@ from outrider.gateway.continuation.start import make_continuation
 from outrider.gateway.counters import Counters
 from outrider.gateway.exchange import JSON_TYPE, ClientGone, Exchange, Receive, Scope, Send
 from outrider.gateway.feedback import Feedback
-from outrider.gateway.limits import Limits, TooFast
+from outrider.gateway.limits import Limits, Room, TooFast
 from outrider.gateway.logs import LogWriter
 from outrider.gateway.note import Note
 from outrider.gateway.operations import ROUTES, Operations
@@ -39,6 +39,7 @@ from outrider.wire import Dialect, TokenCounter
 log = logging.getLogger("outrider.gateway")
 
 MODELS = b"/v1/models"
+BODIES_AT_ONCE = 16  # of the largest size; more of large ones have to wait
 
 
 class Gateway:
@@ -60,6 +61,7 @@ class Gateway:
         self._counters = Counters()
         version = store.value(VERSION_KEY)
         admission = Admission(version=None if version is None else int(version), wait_s=options.pause_wait_s)
+        self._room = Room(int(BODIES_AT_ONCE * options.max_body_mb * (1 << 20)))
         self._limits = Limits(max_in_flight=options.max_in_flight, rate_per_key=options.rate_per_key)
         self._idle_timeout_s = options.idle_timeout_s
         self._replicas = make_replicas(options)
@@ -94,6 +96,7 @@ class Gateway:
         note = Note(dialect=named.name if named is not None else "") if target.startswith(b"/v1/") else None
         if note is not None:
             exchange.note = note
+            exchange.take_room = self._room.take
             note.parent = exchange.header(b"traceparent")
         try:
             await self._handle(exchange, key, target, dialect)
@@ -109,6 +112,7 @@ class Gateway:
             log.exception("%s %s", exchange.method, _split_key(exchange.path)[1].decode("latin-1"))
             await self._refuse(exchange, dialect, RequestError("The gateway failed.", status=500, code="gateway"))
         finally:
+            self._room.give_back(exchange.room)
             if note is not None:
                 self._operations.ended(note, exchange.status)
 
