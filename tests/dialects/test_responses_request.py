@@ -341,6 +341,19 @@ def test_the_memory_of_responses_is_bounded_and_forgets_the_oldest():
     assert mine.items("resp_19") is not None
 
 
+def test_a_long_conversation_takes_its_own_length():
+    mine = RecentResponses(max_bytes=10_000).of("me")
+    previous = ""
+    for index in range(8):
+        mine.keep(f"resp_{index}", [user(str(index) * 1000)], previous)
+        previous = f"resp_{index}"
+    for index in range(8):
+        assert mine.items(f"resp_{index}") == [user(str(n) * 1000) for n in range(index + 1)]
+    for index in range(8, 12):
+        mine.keep(f"resp_{index}", [user(str(index) * 1000)], f"resp_{index - 1}")
+    assert mine.items("resp_11") is None  # its beginning is gone, and so is all of it
+
+
 # -- parameters --------------------------------------------------------------------------------------------------------
 
 

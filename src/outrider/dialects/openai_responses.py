@@ -81,7 +81,7 @@ class OpenAIResponses:
 
         def keep(response: Json) -> None:
             if state.history is not None:
-                state.history.keep(state.id, conversation(state, response))
+                state.history.keep(state.id, conversation(state, response)[state.inherited :], state.previous)
 
         def whole(reply: Json) -> Json:
             response = from_chat(reply, state)

@@ -7,7 +7,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -28,19 +28,26 @@ class ResponseHistory(Protocol):
     def items(self, response_id: str) -> list[Json] | None:
         """The conversation up to and with that response, as input items; None where it is unknown."""
 
-    def keep(self, response_id: str, items: Sequence[Json]) -> None: ...
+    def keep(self, response_id: str, items: Sequence[Json], previous: str = "") -> None:
+        """`items` are the response's own and, where there is no `previous` response, those before it."""
+
+
+class _Kept(NamedTuple):
+    items: bytes
+    previous: str
 
 
 class RecentResponses:
     """Keeps the newest responses of all clients in memory, up to `max_bytes` of JSON. Thread-safe.
 
-    A conversation that would take a quarter of that alone is not kept: it would push out those of many others.
+    Each is kept with what it added to the one before it, so a conversation takes its own length. A response that would
+    take a quarter of the memory alone is not kept: it would push out those of many others.
     """
 
     def __init__(self, *, max_bytes: int = 64 << 20) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._kept: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, owner: str) -> ResponseHistory:
@@ -48,25 +55,36 @@ class RecentResponses:
         return _OwnResponses(self, owner)
 
     def has(self, owner: str, response_id: str) -> bool:
-        return (owner, response_id) in self._kept
+        """Whether `get` has it."""
+        return self._chain(owner, response_id) is not None
 
     def get(self, owner: str, response_id: str) -> list[Json] | None:
-        with self._lock:
-            kept = self._kept.get((owner, response_id))
-            if kept is None:
-                return None
-            self._kept.move_to_end((owner, response_id))
-        return _decode(kept)
+        chain = self._chain(owner, response_id)
+        return None if chain is None else [item for kept in reversed(chain) for item in _decode(kept.items)]
 
-    def put(self, owner: str, response_id: str, items: Sequence[Json]) -> None:
+    def _chain(self, owner: str, response_id: str) -> list[_Kept] | None:
+        """The response and all before it, the last one first; None where one of them is not known."""
+        chain = []
+        with self._lock:
+            while response_id:
+                kept = self._kept.get((owner, response_id))
+                if kept is None:
+                    return None
+                self._kept.move_to_end((owner, response_id))
+                chain.append(kept)
+                response_id = kept.previous
+        return chain
+
+    def put(self, owner: str, response_id: str, items: Sequence[Json], previous: str = "") -> None:
         data = _encode(list(items))
         if len(data) > self._max_bytes // 4:
             return
         with self._lock:
-            self._bytes += len(data) - len(self._kept.pop((owner, response_id), b""))
-            self._kept[owner, response_id] = data
+            before = self._kept.pop((owner, response_id), None)
+            self._bytes += len(data) - (len(before.items) if before is not None else 0)
+            self._kept[owner, response_id] = _Kept(data, previous)
             while self._bytes > self._max_bytes:
-                self._bytes -= len(self._kept.popitem(last=False)[1])
+                self._bytes -= len(self._kept.popitem(last=False)[1].items)
 
 
 class _OwnResponses:
@@ -77,8 +95,8 @@ class _OwnResponses:
     def items(self, response_id: str) -> list[Json] | None:
         return self._all.get(self._owner, response_id)
 
-    def keep(self, response_id: str, items: Sequence[Json]) -> None:
-        self._all.put(self._owner, response_id, items)
+    def keep(self, response_id: str, items: Sequence[Json], previous: str = "") -> None:
+        self._all.put(self._owner, response_id, items, previous)
 
 
 def references(items: Sequence[Any]) -> list[str]:

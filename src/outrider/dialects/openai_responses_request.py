@@ -74,6 +74,9 @@ class ResponsesState:
     """What the response repeats of the request."""
     items: tuple[Json, ...] = ()
     """The conversation up to this answer, as input items."""
+    previous: str = ""
+    """The response that it goes on from; its conversation is the first `inherited` items."""
+    inherited: int = 0
     history: ResponseHistory | None = None
     """Where the answer is kept, for a later request that names it; None where it is not to be."""
 
@@ -88,7 +91,7 @@ def to_chat(
     for name in ("background", "conversation", "prompt"):
         if body.get(name):
             raise bad(name, "is not supported here: no conversations, prompts or jobs are stored.")
-    items = _items(body, history)
+    items, inherited = _items(body, history)
     tools = ToolTable()
     tools.add(body.get("tools") or [], "tools")
     for index, item in enumerate(items):
@@ -130,19 +133,22 @@ def to_chat(
         logprobs="logprobs" in request,
         echo={name: default if body.get(name) is None else body[name] for name, default in ECHOED.items()},
         items=tuple(items),
+        previous=body["previous_response_id"] if inherited else "",
+        inherited=inherited,
         history=history if body.get("store") is not False else None,
     )
     return ChatTranslation(request=request, state=state, notes=tuple(notes))
 
 
-def _items(body: Json, history: ResponseHistory | None) -> list[Any]:
+def _items(body: Json, history: ResponseHistory | None) -> tuple[list[Any], int]:
+    """The conversation, and how many of its items are those of an earlier response."""
     given = body.get("input")
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     items = resolved(want_list(given, "input"), history)
     previous = body.get("previous_response_id")
     if previous is None:
-        return items
+        return items, 0
     before = history.items(want_name(previous, "previous_response_id")) if history is not None else None
     if before is None:
         raise RequestError(
@@ -151,7 +157,7 @@ def _items(body: Json, history: ResponseHistory | None) -> list[Any]:
             code="previous_response_not_found",
             param="previous_response_id",
         )
-    return [*before, *items]
+    return [*before, *items], len(before)
 
 
 def _tool_choice(body: Json, request: Json, tools: ToolTable) -> list[str]:
