@@ -194,3 +194,16 @@ def test_calls_beyond_the_limit_are_told_to_come_back_and_the_others_end_well(en
             assert raw.recv(65536).startswith(b"HTTP/1.1 ")
             raw.close()
         assert gateway.chat(key).status == 200
+
+
+def test_trailers_are_not_taken_for_headers(engine, gateway):
+    body = json.dumps({"messages": MESSAGES}).encode()
+    trailers = b"authorization: Bearer other\r\nx-trailer: 1\r\n"
+    with connect(gateway) as raw:
+        for _ in range(2):
+            raw.sendall(head(gateway, b"x-header: 1\r\ntransfer-encoding: chunked"))
+            raw.sendall(b"%x\r\n%s\r\n0\r\n%s\r\n" % (len(body), body, trailers))
+            assert raw.recv(65536).startswith(b"HTTP/1.1 200")
+    for received in engine.received:
+        assert received.headers["x-header"] == "1"
+        assert not {"authorization", "x-trailer"} & received.headers.keys()

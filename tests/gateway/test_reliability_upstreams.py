@@ -181,3 +181,11 @@ def half_a_stream_by_hand(upstream):
         connection.recv(65536)
         head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
         connection.sendall(head + b"%x\r\n%s\r\n" % (len(HEAD), HEAD))
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_an_answer_that_the_engine_gave_up_is_never_trained_on(engine, gateway, reason):
+    engine.answers.append(plain({"token_ids": [5, 6], "logprobs": entries(-1.0, -2.0), "finish_reason": reason}))
+    gateway.chat(gateway.open())
+    assert gateway.call().fidelity is Fidelity.BROKEN
+    assert reason in gateway.call().fidelity_reason

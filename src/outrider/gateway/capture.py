@@ -14,6 +14,7 @@ import numpy as np
 from outrider.types import Choice, Fidelity, FloatArray, IntArray, Usage
 from outrider.wire import ReplyTokens, SampledChoice
 
+BROKEN_OFF = frozenset({"abort", "error"})  # an engine's words for an answer that it gave up
 MANY = 1 << 31  # tokens or choices: no call has so many
 ROUNDING = 1e-3  # how far above 0 an engine's arithmetic may put a log-prob
 _NO_IDS: IntArray = np.zeros(0, dtype=np.int32)
@@ -104,6 +105,8 @@ def _choice_problem(choice: SampledChoice, token_ids: IntArray | None, logprobs:
         return f"log-probs: an entry of {where} is above 0"
     if choice.finish_reason is None:
         return f"unfinished: {where} has no finish_reason"
+    if choice.finish_reason in BROKEN_OFF:
+        return f"unfinished: {where} ended with {choice.finish_reason}"
     return ""
 
 

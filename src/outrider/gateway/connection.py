@@ -110,6 +110,10 @@ class Connection(HttpToolsProtocol):
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(self.HEADER_TIMEOUT_S, self.transport.abort)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_timer is not None:  # else it is a trailer, which must not be taken for a header (RFC 9110, 6.5.1)
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._stop_head_timer()
         cast(dict[str, Any], self.scope)[WATCHABLE] = self
