@@ -77,6 +77,8 @@ _PIECES = frozenset(
     {"content", "text", "reasoning_content", "reasoning", "thinking", "refusal", "arguments", "partial_json", "delta"}
 )
 _INDEXES = ("index", "output_index", "content_index", "summary_index", "item_id", "type")
+_INDEX = (int, str)
+_CONTAINER = (dict, list)
 # Token by token they spell the text again.
 _SPELLED = frozenset({"token_ids", "prompt_token_ids", "logprobs"})
 _NO_IDS = np.zeros(0, dtype=np.int32)
@@ -324,19 +326,21 @@ def _library() -> list[_Pattern]:
 def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[_Leaf]:
     """Every string in a tree, with what run of pieces it belongs to."""
     if isinstance(value, dict):
-        path = (*path, *(value[name] for name in _INDEXES if isinstance(value.get(name), int | str)))
+        indexes = [value[name] for name in _INDEXES if name in value]
+        if indexes:
+            path = (*path, *(index for index in indexes if isinstance(index, _INDEX)))
         for name, child in value.items():
             if len(name) >= SHORTEST_SECRET:
                 yield _Leaf(value, name, name, None, is_name=True)
             if isinstance(child, str):
                 yield _Leaf(value, name, child, (*path, name) if name in _PIECES else None)
-            elif isinstance(child, dict | list):
+            elif isinstance(child, _CONTAINER):
                 yield from _leaves(child, (*path, name))
     else:
         for number, child in enumerate(value):
             if isinstance(child, str):
                 yield _Leaf(value, number, child, None)
-            elif isinstance(child, dict | list):
+            elif isinstance(child, _CONTAINER):
                 yield from _leaves(child, path if isinstance(child, dict) and "index" in child else (*path, number))
 
 
