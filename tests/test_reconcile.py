@@ -10,8 +10,9 @@ import pytest
 
 from outrider.errors import Interrupted, RunError
 from outrider.keys import hash_key
+from outrider.outcome import Outage, classify
 from outrider.protocols import Exit
-from outrider.reconcile import Outage, Reconciler, classify
+from outrider.reconcile import Reconciler
 from outrider.stores.sqlite import SqliteStore
 from outrider.types import Attempt, Call, CallState, Failure, Fidelity, Reward, Rollout, RolloutState, Score, Task
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from outrider.errors import RunError, SetupError
-from outrider.reconcile import Outage
+from outrider.outcome import Outage
 from outrider.types import Failure
 
 MAX_RESTARTS = 5

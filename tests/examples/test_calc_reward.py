@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fakes.records import make_call
 from outrider.errors import RewardError
-from outrider.reconcile import scored
+from outrider.outcome import scored
 from outrider.types import Attempt, CallState, Episode, Task
 
 ADD = {"tool": "add", "a": 5, "b": 12, "answer": 17}

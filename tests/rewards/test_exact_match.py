@@ -3,7 +3,7 @@
 import pytest
 
 from outrider.errors import RewardError
-from outrider.reconcile import scored
+from outrider.outcome import scored
 from outrider.rewards.exact_match import exact_match
 from outrider.types import Attempt, Episode, Task
 
