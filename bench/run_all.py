@@ -7,7 +7,15 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-COMMANDS = (("startup.py",), ("trajectory.py",), ("schedule.py",), ("backend.py",), ("engine.py",), ("quickstart.py",))
+COMMANDS = (
+    ("startup.py",),
+    ("gateway.py",),
+    ("trajectory.py",),
+    ("schedule.py",),
+    ("backend.py",),
+    ("engine.py",),
+    ("quickstart.py",),
+)
 
 if __name__ == "__main__":
     for script, *options in COMMANDS:
