@@ -6,6 +6,7 @@ import pytest
 from outrider import config
 from outrider.config import RunConfig, parse
 from outrider.errors import ConfigError
+from outrider.sections import fields, section_in
 
 MINIMAL = {"tasks": {"train": "tasks.jsonl"}, "harness": {"command": ["agent"]}}
 
@@ -15,9 +16,9 @@ def tree(**extra):
 
 
 def every_field(section, where=""):
-    for name, kind, meta, default in config.fields(section):
+    for name, kind, meta, default in fields(section):
         yield f"{where}{name}", meta, default
-        inner = config.section_in(kind)
+        inner = section_in(kind)
         if inner is not None:
             yield from every_field(inner, f"{where}{name}.")
 

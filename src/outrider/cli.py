@@ -17,6 +17,7 @@ from outrider import __version__, cli_gateway, cli_store
 from outrider import config as configuration
 from outrider.cli_common import told_plainly
 from outrider.errors import OutriderError
+from outrider.sections import fields, section_in
 
 
 @click.group(context_settings={"auto_envvar_prefix": "OUTRIDER", "help_option_names": ["-h", "--help"]})
@@ -285,8 +286,8 @@ def describe(section: type[Any], where: str) -> list[str]:
     import msgspec
 
     own, nested = [], []
-    for name, kind, meta, default in configuration.fields(section):
-        inner = configuration.section_in(kind)
+    for name, kind, meta, default in fields(section):
+        inner = section_in(kind)
         if inner is not None:
             head = f"[{where}{name}]" if inner is kind else f"[[{where}{name}]]"
             nested += ["", f"{head}  {meta.description}", *describe(inner, f"{where}{name}.")]

@@ -12,8 +12,8 @@ import msgspec
 from click.core import ParameterSource
 
 from outrider.cli_common import told_plainly
-from outrider.config import fields
 from outrider.gateway.options import GatewayOptions, load_options
+from outrider.sections import fields
 
 HIDDEN = ("parent_pid",)
 

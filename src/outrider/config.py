@@ -6,17 +6,17 @@ value names the field and what was expected. Relative paths are relative to the 
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from outrider.errors import ConfigError
+from outrider.sections import Section, check_keys, override, readable
 
 GROUP_BASELINES = (
     "grpo",
@@ -32,10 +32,6 @@ GROUP_BASELINES = (
     "dr_gigpo",
 )
 """Estimators to which a group of one says nothing."""
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all sections."""
 
 
 class ModelConfig(Section, frozen=True, kw_only=True):
@@ -60,7 +56,9 @@ class HarnessConfig(Section, frozen=True, kw_only=True):
     ] = ""
     stdin: Annotated[str, Meta(description="Text for standard input; {field} as in `command`.")] = ""
     cwd: Annotated[str, Meta(description="Working directory; empty for a fresh folder of each attempt's own.")] = ""
-    env: Annotated[dict[str, str], Meta(description="Environment variables added for the harness.")] = {}
+    env: Annotated[dict[str, str], Meta(description="Environment variables added for the harness.")] = msgspec.field(
+        default_factory=dict
+    )
     preload: Annotated[
         tuple[str, ...], Meta(description="Python modules that the fork server imports once, for fast starts.")
     ] = ()
@@ -324,12 +322,12 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 def parse(tree: dict[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
     """Check a tree of plain values against `RunConfig`. Raises `ConfigError`."""
     for text in overrides:
-        _override(tree, text)
-    _check_keys(tree, RunConfig, "")
+        override(tree, text)
+    check_keys(tree, RunConfig, RunConfig)
     try:
         config = msgspec.convert(tree, RunConfig, strict=True)
     except msgspec.ValidationError as error:
-        raise ConfigError(_readable(str(error))) from None
+        raise ConfigError(readable(str(error))) from None
     if config.train.group_size < 2 and config.train.advantage in GROUP_BASELINES:
         raise ConfigError(
             f"train.group_size: {config.train.advantage} compares rollouts of a group, so it needs 2 or more; "
@@ -356,75 +354,3 @@ def _check_rule(rule: LeaveOutRule, where: str) -> None:
             re.compile(pattern)
         except re.error as error:
             raise ConfigError(f"{where}.{field}: {pattern!r} is no regular expression: {error}.") from None
-
-
-def _override(tree: dict[str, Any], text: str) -> None:
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"-o {text!r}: write it as section.key=value, for example train.lr=1e-5.")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value  # a bare word is a string, so that nobody has to quote twice in a shell
-    node = tree
-    *sections, leaf = key.strip().split(".")
-    for section in sections:
-        node = node.setdefault(section, {})
-        if not isinstance(node, dict):
-            raise ConfigError(f"-o {text!r}: {section!r} is a value, not a section.")
-    node[leaf] = parsed
-
-
-def fields(section: type[msgspec.Struct]) -> list[tuple[str, Any, Meta, Any]]:
-    """``(name, type, meta, default)`` of each field; the default is `msgspec.NODEFAULT` where it must be given."""
-    hints = get_type_hints(section, include_extras=True)
-    found = []
-    for info in msgspec.structs.fields(section):
-        kind, meta = (
-            get_args(hints[info.name])[:2] if get_origin(hints[info.name]) is Annotated else (info.type, Meta())
-        )
-        found.append((info.name, kind, meta, info.default))
-    return found
-
-
-def section_in(kind: Any) -> type[Section] | None:
-    """The section that a field of type `kind` holds, one or a list of them."""
-    kind = next(iter(get_args(kind)), None) if get_origin(kind) is tuple else kind
-    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
-
-
-def _check_keys(tree: Any, section: type[msgspec.Struct], where: str) -> None:
-    """Raise on a key that `section` lacks, with the nearest one that exists anywhere in the tree."""
-    if not isinstance(tree, dict):
-        return
-    known = {name: kind for name, kind, _, _ in fields(section)}
-    for key, value in tree.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            elsewhere = [path for path in _all_keys(RunConfig, "") if path.rpartition(".")[2] == key]
-            hint = f" Did you mean {where}{near[0]}?" if near else f" Did you mean {elsewhere[0]}?" if elsewhere else ""
-            raise ConfigError(f"{where}{key}: there is no such key.{hint}")
-        nested = section_in(known[key])
-        if nested is not None and isinstance(value, list):
-            for place, item in enumerate(value):
-                _check_keys(item, nested, f"{where}{key}[{place}].")
-        elif nested is not None:
-            _check_keys(value, nested, f"{where}{key}.")
-
-
-def _all_keys(section: type[msgspec.Struct], where: str) -> list[str]:
-    keys = []
-    for name, kind, _, _ in fields(section):
-        keys.append(f"{where}{name}")
-        nested = section_in(kind)
-        if nested is not None:
-            keys += _all_keys(nested, f"{where}{name}.")
-    return keys
-
-
-def _readable(message: str) -> str:
-    """Turn msgspec's ``Expected `int`, got `str` - at `$.train.steps``` into ``train.steps: expected int, got str``."""
-    text, _, path = message.partition(" - at ")
-    path = path.strip("`").removeprefix("$.").removeprefix("$") or "run file"
-    text = text.replace("`", "")
-    return f"{path}: {text[:1].lower()}{text[1:]}."

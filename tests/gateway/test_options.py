@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from outrider import cli
-from outrider.config import fields
 from outrider.errors import ConfigError
 from outrider.gateway import app
 from outrider.gateway.options import GatewayOptions, load_options
+from outrider.sections import fields
 from outrider.types import Mode
 
 FILE = """

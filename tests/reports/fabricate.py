@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from outrider import config as configuration
@@ -212,7 +213,7 @@ def fabricate(
             "seed": 3,
         }
     )
-    (run_dir / "config.json").write_bytes(configuration.msgspec.json.encode(config))
+    (run_dir / "config.json").write_bytes(msgspec.json.encode(config))
     records = [evaluation("before", 0, 0.69, 0.16, 41.0)]
     for step in range(1, steps + 1):
         records.append(step_record(step, wanted, rng))

@@ -13,11 +13,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from outrider.config import Section, fields
 from outrider.errors import ConfigError
 from outrider.gateway.roles import KEY_FORM, Roles
 from outrider.protocols import Store
 from outrider.registry import BUILTIN, load_attr, resolve
+from outrider.sections import Section, fields
 from outrider.types import Json, Mode
 from outrider.wire import Dialect
 

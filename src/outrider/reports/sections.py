@@ -15,6 +15,7 @@ from outrider.reports.charts import Measured, Series
 from outrider.reports.history import History, Share, counters, dig, share
 from outrider.reports.markup import card, esc, folded, paragraph, section, table
 from outrider.reports.text import aligned_percent, duration, finite, gigabytes, number, percent
+from outrider.sections import fields
 from outrider.types import Rollout, RolloutState
 
 HOWS = (("greedy", "greedy", 1), ("sampled", "sampled, T = 1", 2))
@@ -289,7 +290,7 @@ def _flat(tree: dict[str, Any], where: str) -> Iterator[tuple[str, Any]]:
 
 
 def _documented(kind: type[msgspec.Struct], where: str) -> Iterator[tuple[str, str, Any]]:
-    for name, type_, meta, default in configuration.fields(kind):
+    for name, type_, meta, default in fields(kind):
         if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
             yield from _documented(type_, f"{where}{name}.")
         else:
