@@ -38,6 +38,9 @@ class Outgoing(NamedTuple):
     body: bytes
 
 
+_SETTLED = Outgoing("", b"", [], b"")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """What all deliveries of a gateway share."""
@@ -54,6 +57,11 @@ class Delivery:
     `pin` names the rollout, if there is one. Without `repeatable`, a call is sent again only if no replica can have got
     it: what passes through may be no model call. `on_send` is called before each sending.
     """
+
+    __slots__ = (
+        "_admitted", "_began", "_call", "_exchange", "_on_send", "_outgoing", "_pin", "_repeatable", "_replica",
+        "_route", "_sent_at", "_tried", "_waited_s", "retries",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -82,7 +90,8 @@ class Delivery:
 
     async def start(self) -> UpstreamCall:
         """Returns when an answer has begun: it may have any status."""
-        await self._enter()
+        await self._route.admission.enter(self._exchange)
+        self._admitted = True
         self._began = time.monotonic()
         return await self._until_answered()
 
@@ -94,7 +103,7 @@ class Delivery:
 
     def settle(self) -> None:
         """It will not be sent again, so what was sent need not be kept."""
-        self._outgoing = self._outgoing._replace(body=b"")
+        self._outgoing = _SETTLED
 
     def abort(self) -> None:
         """Give it up at once."""
@@ -107,15 +116,17 @@ class Delivery:
 
     async def _until_answered(self) -> UpstreamCall:
         while True:
+            call = self._next()
             try:
-                call = await self._send()
+                await call.start()
             except UpstreamError as error:
                 await self._retry_or_raise(error)
                 continue
             if call.status not in RETRIED_STATUSES or not await self._retry_status(call):
                 return call
 
-    async def _send(self) -> UpstreamCall:
+    def _next(self) -> UpstreamCall:
+        """The next sending, to be started. Raises `ClientGone`, and `UpstreamError` where no replica is up."""
         route = self._route
         if self._exchange.gone:
             raise ClientGone
@@ -128,9 +139,8 @@ class Delivery:
         self._replica = replica
         replica.calls += 1
         left_s = route.total_s - (self._sent_at - self._began)
-        call = self._call = replica.upstream.call(*self._outgoing, within_s=left_s)
-        await call.start()
-        return call
+        self._call = replica.upstream.call(*self._outgoing, within_s=left_s)
+        return self._call
 
     @property
     def replica(self) -> str:

@@ -49,6 +49,8 @@ class Upstream:
         self.name = f"{parts.scheme}://{host}{prefix}"
         """Its URL without what is secret."""
         self.timeouts = timeouts
+        self.look_s = min(timeouts.first_byte_s, timeouts.chunk_s)
+        """A limit may begin at any moment, so none is slept over."""
         self.in_flight = 0
         self.ended = ended
         self._host = parts.hostname
@@ -111,6 +113,12 @@ class Upstream:
 class UpstreamCall:
     """One request and its answer. Every waiting method raises `UpstreamError`."""
 
+    __slots__ = (
+        "__weakref__", "_answered", "_bodiless", "_body", "_complete", "_connecting", "_connection", "_deadline",
+        "_error", "_head", "_heard", "_held", "_pieces", "_stale", "_started", "_timer", "_upstream", "_waiter",
+        "_whole", "_within_s", "headers", "status",
+    )  # fmt: skip
+
     def __init__(self, upstream: Upstream, head: bytes, body: bytes, *, bodiless: bool, within_s: float) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
@@ -141,8 +149,8 @@ class UpstreamCall:
         self._started = True
         self._upstream.in_flight += 1
         self._deadline = time.monotonic() + self._within_s
-        self._look()
-        self._check()
+        first_look_s = min(self._within_s, self._upstream.look_s)
+        self._timer = asyncio.get_running_loop().call_later(first_look_s, self._look)
         connection = self._upstream.idle() or await self._connect()
         while True:
             self._heard = time.monotonic()
@@ -205,7 +213,8 @@ class UpstreamCall:
 
     def abort(self, message: str = "the call was given up") -> None:
         """Close the connection at once; a waiting method raises ``aborted``. Harmless at the end."""
-        self.fail(UpstreamError("aborted", message))
+        if not self._complete:
+            self.fail(UpstreamError("aborted", message))
 
     def fail(self, error: UpstreamError) -> None:
         if self._complete or self._error is not None:
@@ -295,8 +304,7 @@ class UpstreamCall:
         if now >= self._deadline:
             self.fail(UpstreamError("upstream_timeout", f"{name} gave no whole answer in {limits.total_s:g} s"))
         elif now < self._heard + limit_s:
-            # Before it is answered a limit may begin at any moment, so none is slept over.
-            due = self._heard + limit_s if self._answered else now + min(limits.first_byte_s, limits.chunk_s)
+            due = self._heard + limit_s if self._answered else now + self._upstream.look_s
             next_look = min(self._deadline, self._heard + limit_s, due)
             self._timer = asyncio.get_running_loop().call_later(next_look - now, self._look)
         elif self._answered:
