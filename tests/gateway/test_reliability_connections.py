@@ -14,6 +14,7 @@ import pytest
 
 from fakes.engine import Answer
 from fakes.gateway import CHAT, MESSAGES, RunningGateway, wait_for
+from outrider.gateway.exchange import WATCHABLE, Exchange
 
 LIMIT_S = 0.4
 
@@ -207,3 +208,21 @@ def test_trailers_are_not_taken_for_headers(engine, gateway):
     for received in engine.received:
         assert received.headers["x-header"] == "1"
         assert not {"authorization", "x-trailer"} & received.headers.keys()
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_an_answer_to_a_connection_that_was_cut_in_this_moment_is_no_failure(closed):
+    class Cut:
+        def __init__(self):
+            self.closed = closed
+
+    async def send(message):
+        raise RuntimeError("unable to perform operation on a closed transport")
+
+    scope = {"method": "POST", "raw_path": b"/", "query_string": b"", "headers": [], WATCHABLE: Cut()}
+    exchange = Exchange(scope, None, send)
+    if closed:
+        await exchange.respond(200, [], b"{}")
+    else:
+        with pytest.raises(RuntimeError):
+            await exchange.respond(200, [], b"{}")

@@ -26,7 +26,7 @@ PLACES = {
     "metadata": '"metadata": %s, "user": "me"',
 }
 WRAPS = {"lists": ("[", "]"), "objects": ('{"a":', "}"), "blocks": ('[{"type":"tool_result","content":', "}]")}
-DEPTHS = (100, 300, 490, 700, 950, 1200, 20_000)
+DEPTHS = (300, 490, 950, 20_000)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_an_answer_that_is_nested_deeply(engine, gateway, caplog, streamed, path
     assert not caplog.records
 
 
-ODD_TYPES = ['{"a": 1}', "[1]", "5", "null", "true", '"\\ud83d"', "1e999", "-0.0", "1" + "0" * 400]
+ODD_TYPES = ['{"a": 1}', "[1]", "5", '"\\ud83d"', "1e999", "1" + "0" * 400]
 
 
 SHAPES = [

@@ -32,7 +32,7 @@ DIALECTS = {route: dialect for dialect in load_dialects(tuple(BUILTIN["dialect"]
     route: dialect for dialect in load_dialects(("openai_chat", "openai_completions"), ()) for route in dialect.routes
 }
 ROUTES = sorted(DIALECTS)
-FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 SEEDS = st.integers(0, 2**32)
 
 SIMPLE = {

@@ -104,6 +104,10 @@ class Connection(HttpToolsProtocol):
     def _answered(self) -> bool:
         return self.cycle is not None and self.cycle.response_complete and not self.pipeline
 
+    @property
+    def closed(self) -> bool:
+        return bool(self.transport.is_closing())
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_message = True

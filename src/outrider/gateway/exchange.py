@@ -44,6 +44,9 @@ WATCHABLE = "outrider.connection"
 class Watchable(Protocol):
     """A connection that tells when it is lost. Without one a task has to wait for it, which costs each call more."""
 
+    @property
+    def closed(self) -> bool: ...
+
     def watch(self, on_lost: Callable[[], None]) -> None: ...
 
     def unwatch(self) -> None: ...
@@ -193,17 +196,25 @@ class Exchange:
             headers = [*headers, (CALL_HEADER, self.note.call_id.encode())]
         if self._packer is not None:
             headers = [*headers, *_packed(self._packer)]
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._emit({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes) -> None:
         if self._packer is not None:
             data = self._packer.piece(data)
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._emit({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self, data: bytes = b"") -> None:
         if self._packer is not None:
             data = self._packer.last(data)
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        await self._emit({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def _emit(self, message: Message) -> None:
+        try:
+            await self._send(message)
+        except RuntimeError:
+            # Cut off by one of our limits in this very moment: the server does not know yet, and wants to write.
+            if self._connection is None or not self._connection.closed:
+                raise
 
 
 def _packed(packer: Packer) -> Headers:
