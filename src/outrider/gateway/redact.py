@@ -1,10 +1,7 @@
 """Takes secrets and e-mail addresses out of a call before it is stored. What is forwarded stays as it was.
 
-Which words are secrets is known best by a library that is kept for that: detect-secrets, by its pattern detectors
-(not its guesses by entropy or by key words, which take out what is harmless). Beside them stand patterns for what it
-lacks and what flows here most: keys of model providers and our own.
-
-Texts are looked through as they mean, not as JSON writes them, and a stream's pieces as the text that they make.
+Which words are secrets, `redact_patterns` knows. Texts are looked through as they mean, not as JSON writes them, and a
+stream's pieces as the text that they make.
 """
 
 from __future__ import annotations
@@ -12,7 +9,6 @@ from __future__ import annotations
 import bisect
 import functools
 import hashlib
-import importlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,55 +18,11 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from outrider.gateway.json_strings import strings_in, strings_of
+from outrider.gateway.redact_patterns import Pattern, email_addresses, patterns
 from outrider.jsontext import replaced, value_spans
 from outrider.types import Call, Choice, Fidelity
 
-# Module and class; their kind; and what a text must hold for a look to be worth it, where a look takes long. Left out
-# are those for Artifactory, Cloudant, Discord, IBM, Softlayer and public IP addresses: they take several times as long
-# as all the others, or know no word to look for first.
-_DETECTORS = (
-    ("aws", "AWSKeyDetector", "aws_key", ""),
-    ("azure_storage_key", "AzureStorageKeyDetector", "azure_key", ""),
-    ("github_token", "GitHubTokenDetector", "github_token", ""),
-    ("gitlab_token", "GitLabTokenDetector", "gitlab_token", "gl|GR"),
-    ("mailchimp", "MailchimpDetector", "mailchimp_key", "-us"),
-    ("npm", "NpmDetector", "npm_token", "_authToken"),
-    ("openai", "OpenAIDetector", "provider_key", ""),
-    ("pypi_token", "PypiTokenDetector", "pypi_token", ""),
-    ("sendgrid", "SendGridDetector", "sendgrid_key", ""),
-    ("slack", "SlackDetector", "slack_token", "xox|hooks.slack"),
-    ("square_oauth", "SquareOAuthDetector", "square_secret", ""),
-    ("stripe", "StripeDetector", "stripe_key", "k_live_"),
-    ("telegram_token", "TelegramBotTokenDetector", "telegram_token", ":AA"),
-    ("twilio", "TwilioKeyDetector", "twilio_key", ""),
-)
-_PEM = r"[A-Z ]*PRIVATE KEY(?: BLOCK)?"
-
-
-def _word(start: str, rest: str) -> str:
-    """`start` at the beginning of a word, then `rest`. The search is for plain text first, which is many times faster.
-
-    A body may hold JSON in a string, where a line end is spelled \\n: that n is no part of the word after it.
-    """
-    return rf"{start}(?:(?<=\\[nrtbf]{start})|(?<![A-Za-z0-9]{start})){rest}"
-
-
-_OWN = (
-    ("provider_key", _word("sk-", r"(?=[\w-]*\d)[\w-]{20,}")),
-    ("provider_key", _word("AIza", r"[\w-]{35}")),
-    ("provider_key", _word("hf_", r"\w{30,}")),
-    ("provider_key", _word("gsk_", r"\w{40,}")),
-    ("provider_key", _word("xai-", r"\w{60,}")),
-    ("github_token", _word("github_pat_", r"\w{50,}")),
-    ("outrider_key", _word("or", r"[ak]-[\w-]{20,}")),
-    ("bearer_token", r"earer (?P<secret>[\w.~+/=-]{20,})"),
-    ("jwt", r"eyJ[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]*)?"),
-    ("password_in_url", r"://(?P<secret>[^\s:/?#@\"'\\\x00]+:[^\s:/?#@\"'\\\x00]+)@"),
-    ("private_key", rf"-----BEGIN {_PEM}-----[^-\x00]{{0,16384}}(?:-----END {_PEM}-----)?"),
-)
-# What stands before the @ is looked at once there is one.
-_EMAIL = re.compile(r"@(?:[A-Za-z0-9-]{1,63}\.)+[A-Za-z]{2,24}(?![A-Za-z0-9])")
-_LOCAL_PART = re.compile(r"(?:(?<=\\[nrtbf])|(?<![\\A-Za-z0-9_.+-]))[A-Za-z0-9_.+-]{1,64}\Z")
 _BETWEEN = "\n\0\n"  # stands between two texts, so that nothing is found across them
 # Strings that come in pieces, and what tells one run of pieces from another.
 _PIECES = frozenset(
@@ -125,13 +77,6 @@ class _Span(NamedTuple):
     kind: str
 
 
-class _Pattern(NamedTuple):
-    kind: str
-    regex: re.Pattern[str]
-    words: tuple[str, ...]
-    """One of them must be there; none where a look is cheap."""
-
-
 class _Seen:
     """Texts in which nothing was found: an agent sends its whole conversation again with every call.
 
@@ -166,10 +111,8 @@ class Redactor:
         self._seen = _Seen()
 
     @functools.cached_property
-    def _patterns(self) -> list[_Pattern]:
-        found = [_Pattern(kind, re.compile(pattern), ()) for kind, pattern in _OWN]
-        found += [_Pattern("pattern", re.compile(pattern), ()) for pattern in self._own]
-        return [*found, *_library()]
+    def _patterns(self) -> list[Pattern]:
+        return patterns(self._own)
 
     def call(self, call: Call, credentials: Sequence[str] = ()) -> tuple[Call, Counter[str]]:
         """The call as it may be stored, and how often each kind was found. `credentials` are taken out as they are.
@@ -223,7 +166,7 @@ class Redactor:
         root = [tree]
         leaves = list(_leaves(root, ()))
         if not self._clean(leaves, credentials, hits):
-            if _strings(slim) == _strings(_encode(tree)):
+            if strings_in(slim) == strings_of(tree):
                 return body
             hits["repeated_name"] += 1  # of two values under one name only the last was looked at, and is kept
         _put_back(leaves)
@@ -296,10 +239,7 @@ class Redactor:
             if not words or any(word in text for word in words)
             for match in regex.finditer(text)
         ]
-        for match in _EMAIL.finditer(text):
-            name = _LOCAL_PART.search(text, max(0, match.start() - 66), match.start())
-            if name is not None:
-                found.append(_Span(name.start(), match.end(), "email"))
+        found += [_Span(start, end, "email") for start, end in email_addresses(text)]
         for credential in credentials:
             found += [
                 _Span(match.start(), match.end(), "credential") for match in re.finditer(re.escape(credential), text)
@@ -313,14 +253,6 @@ class Redactor:
             else:
                 spans.append(span)
         return spans
-
-
-def _library() -> list[_Pattern]:
-    found = []
-    for module, name, kind, words in _DETECTORS:
-        detector = getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), name)
-        found += [_Pattern(kind, pattern, tuple(filter(None, words.split("|")))) for pattern in detector.denylist]
-    return found
 
 
 def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[_Leaf]:
@@ -351,12 +283,6 @@ def _put_back(leaves: list[_Leaf]) -> None:
     for leaf in leaves:
         if leaf.is_name and leaf.text != leaf.key:
             leaf.container[leaf.text] = leaf.container.pop(leaf.key)
-
-
-def _strings(body: bytes) -> int:
-    """How many strings a JSON text holds, times two: names and values."""
-    body = body.replace(b"\\\\", b"")  # an escaped backslash escapes no quote
-    return body.count(b'"') - body.count(b'\\"')
 
 
 def _parsed(body: bytes) -> Any:
