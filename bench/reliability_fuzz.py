@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import itertools
 import json
 import random
@@ -183,8 +184,7 @@ def wrong_rows(store: str) -> list[str]:
 
 def check(minutes: float, seed: int) -> list[Result]:
     sys.path.append(str(TESTS))
-    from fakes import mutate
-
+    mutate = importlib.import_module("fakes.mutate")
     files = sorted((TESTS / "dialects" / "data").glob("*.jsonl"))
     recorded = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     recorded.append({"path": "/v1/completions", "body": {"model": "policy", "prompt": "Hi"}})
@@ -237,6 +237,8 @@ async def _check(minutes: float, seed: int, store: str, mutate: Any, recorded: l
 
 
 def _last_lines(log: str) -> list[str]:
-    """Where each traceback ends."""
-    ends = [part.strip().splitlines() for part in log.split("Traceback (most recent call last):")[1:]]
-    return sorted({line for lines in ends for line in lines if line and not line.startswith((" ", "{"))})[:8]
+    """What was raised in each traceback; the log may hold them as text in JSON."""
+    raised = set()
+    for part in log.replace("\\n", "\n").split("Traceback (most recent call last):")[1:]:
+        raised.update([line for line in part.splitlines() if line and not line.startswith(" ")][:1])
+    return sorted(raised)[:8]
