@@ -118,8 +118,8 @@ def slow_clients() -> list[Result]:
             figure=cut,
             ok=max(held[0::3] + held[1::3]) < 59,
         ),
-        # An answer of this size is in the kernel's buffers at once, and nothing of it in the gateway. A client that takes
-        # in nothing of a larger one is cut off: tests/gateway/test_reliability_connections.py.
+        # An answer of this size is in the kernel's buffers at once, and nothing of it in the gateway. Of a larger one,
+        # a client that takes in nothing is cut off: tests/gateway/test_reliability_connections.py.
         Result(
             check="  files open afterwards", figure=f"{files}, of {SLOW // 3} slow readers one each", ok=files < SLOW
         ),

@@ -1,4 +1,4 @@
-"""Whether a JSON text holds more than the tree that was read of it: of two values under one name only the last is there.
+"""Whether a JSON text holds more than the tree that was read of it: under one name only the last value is there.
 
 Counting strings, names and values alike, tells it at the cost of a look through the bytes.
 """
