@@ -11,9 +11,9 @@ Json = dict[str, Any]
 
 ODD_VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, -0.0, 0.5, 1e308, -(2**31), 2**31, 2**53 + 1, 2**63, 2**64, 10**400, "", " ", "x",
-    "0", "null", "\x00", "\u2028", "\ud800", "\udfff\ud800", "é" * 3, "data: [DONE]\n\n", "\r\n\r\n", "a" * 5000, [], {}, [[]],
-    [None], [{}], {"": None}, {"type": "text"}, {"role": "user"}, [1, "x", None, {}], float("nan"), float("inf"),
-    float("-inf"),
+    "0", "null", "\x00", "\u2028", "\ud800", "\udfff\ud800", "é" * 3, "data: [DONE]\n\n", "\r\n\r\n", "a" * 5000,
+    [], {}, [[]], [None], [{}], {"": None}, {"type": "text"}, {"role": "user"}, [1, "x", None, {}], float("nan"),
+    float("inf"), float("-inf"),
 )  # fmt: skip
 ODD_BYTES = (
     b"\x00", b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xef\xbb\xbf", b"\n", b"\r", b"\r\n\r\n",
