@@ -171,6 +171,33 @@ def test_rewards_of_calls_reach_the_estimator():
     assert batch.rows[0].advantages.tolist() == [0, 1, 1, 0, 0.5, 0.5]
 
 
+@pytest.mark.parametrize(
+    ("advantage", "rewards", "of_calls", "signal"),
+    [
+        ("grpo", (1.0, 0.0), {}, True),
+        ("grpo", (1.0, 1.0), {}, False),
+        ("grpo", (1.0, None), {}, False),  # nobody is left to compare with
+        ("grpo", (1.0, 1.0), {"r": [1, 0]}, False),  # it looks at no call
+        ("return_to_go", (1.0, 1.0), {"r": [1, 0]}, True),
+        ("return_to_go", (1.0, 1.0), {"r": [1, 0], "s": [1, 0]}, False),
+        ("gigpo", (0.0, 0.0), {"s": [0, 0.5]}, True),
+        ("pass_at_k", (0.25, 0.5), {}, False),  # neither is solved
+        ("grpo_passk", (1.0, 1.0), {}, False),
+    ],
+)
+def test_a_group_has_signal_where_the_estimator_finds_some(advantage, rewards, of_calls, signal):
+    rollouts = [rollout(name, reward) for name, reward in zip("rs", rewards, strict=True)]
+    calls = {name: np.array(values, np.float32) for name, values in of_calls.items()}
+    one = learner(advantage=advantage, pass_k=1)
+    assert one.has_signal(rollouts, SAMPLES, calls) is signal
+    assert one.baseline.mean is None  # to look is not to learn
+
+
+def test_a_sibling_without_a_trained_token_makes_no_signal():
+    empty = replace(SAMPLES[0], loss_mask=np.zeros_like(SAMPLES[0].loss_mask))
+    assert not learner().has_signal(ROLLOUTS, [empty, SAMPLES[1]], {})
+
+
 def test_a_running_baseline_outlives_the_process():
     one = learner(advantage="reinforce_running", running_decay=0.5)
     assert one.batch(ROLLOUTS, SAMPLES).advantages == {"r": 0.5, "s": -0.5}
@@ -221,9 +248,13 @@ def test_a_mismatch_is_no_matter_by_default():
         ({"gigpo_state": "past"}, r"train\.gigpo_state: there is no 'past'.*context"),
         ({"correction": ("tis",)}, r"train\.correction: there is no 'tis'.*token_tis"),
         ({"correction": ("token_tis", "sequence_tis")}, r"train\.correction: token_tis and sequence_tis both"),
+        ({"dynamic_filter": True, "advantage": "reinforce_pp"}, r"train\.dynamic_filter: reinforce_pp learns from"),
+        ({"dynamic_filter": True, "advantage": "gae"}, r"train\.dynamic_filter: gae learns from"),
+        ({"icepop_low": 2.0, "icepop_high": 1.0}, r"train\.icepop_low: 2 is above icepop_high, 1"),
+        ({"geometric_low": 1.5}, r"train\.geometric_low: 1\.5 is above geometric_high"),
     ],
 )
-def test_names_that_do_not_exist_are_told_before_anything_starts(options, said):
+def test_names_and_numbers_that_do_not_fit_are_told_before_anything_starts(options, said):
     with pytest.raises(ConfigError, match=said):
         check(TrainConfig(**options))
     check(TrainConfig())

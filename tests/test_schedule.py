@@ -10,7 +10,7 @@ import pytest
 from outrider.errors import RunError
 from outrider.samplers.difficulty import Difficulty
 from outrider.samplers.shuffle import Shuffle
-from outrider.schedule import NO_SIGNAL, Group, Position, Scheduler
+from outrider.schedule import NO_SIGNAL, Position, Scheduler
 from outrider.types import Rollout, RolloutState, Task
 
 TASKS = [Task(id=f"t{i}", fields={}) for i in range(5)]
@@ -91,6 +91,10 @@ def make(fake, **changes):
     return Scheduler(fake, plan, Shuffle(TASKS, seed=0, success=1.0), **settings)
 
 
+def differ(group):
+    return len({rollout.reward for rollout in group.rollouts}) > 1
+
+
 def indices(groups):
     return [group.index for group in groups]
 
@@ -130,22 +134,22 @@ def test_no_more_groups_are_open_than_the_staleness_allows(ahead):
 
 def test_groups_without_signal_are_replaced_and_counted():
     fake = Fake(reward=lambda rollout: 1.0 if rollout.group_id in ("g0", "g2") else float(rollout.id[-1]))
-    with make(fake, keep_signal=True) as scheduler:
+    with make(fake, has_signal=differ) as scheduler:
         got = scheduler.take()
         assert indices(got) == [1, 3, 4]
-        assert all(group.has_signal for group in got)
+        assert all(differ(group) for group in got)
         assert scheduler.dropped == {NO_SIGNAL: 2}
 
 
 def test_oversampling_ends_when_nothing_has_signal():
-    with make(Fake(reward=lambda rollout: 0.0), keep_signal=True, oversample=2.0) as scheduler:
+    with make(Fake(reward=lambda rollout: 0.0), has_signal=differ, oversample=2.0) as scheduler:
         assert scheduler.take() == []
         assert scheduler.dropped == {NO_SIGNAL: 6}
 
 
 def test_what_replaces_a_group_has_signal_too_where_that_is_asked_for():
     fake = Fake(reward=lambda rollout: 1.0 if rollout.group_id in ("g3", "g4") else float(rollout.id[-1]))
-    with make(fake, keep_signal=True) as scheduler:
+    with make(fake, has_signal=differ) as scheduler:
         scheduler.take()
         assert scheduler.replace("too old").index == 5
         assert scheduler.dropped == {"too old": 1, NO_SIGNAL: 2}
@@ -303,7 +307,7 @@ def test_a_group_that_got_too_old_under_way_makes_room_for_another(mode):
 
 def test_extra_groups_are_in_flight_before_replacements_are_needed():
     fake = Fake(reward=lambda rollout: 1.0 if rollout.group_id in ("g0", "g2") else float(rollout.id[-1]))
-    with make(fake, keep_signal=True, extra=2) as scheduler:
+    with make(fake, has_signal=differ, extra=2) as scheduler:
         assert indices(scheduler.take()) == [1, 3, 4]
         assert fake.now == 1  # all at once: nobody waited for a replacement to start
 
@@ -315,7 +319,7 @@ def test_a_group_is_judged_by_what_is_known_when_it_is_handed_out():
     def refresh(rollout):
         return ended(rollout, late.get(rollout.id, rollout.reward))
 
-    with make(fake, keep_signal=True, refresh=refresh, oversample=1.0) as scheduler:
+    with make(fake, has_signal=differ, refresh=refresh, oversample=1.0) as scheduler:
         (group,) = scheduler.take()
         assert [r.reward for r in group.rollouts] == [0.0, 1.0]
         assert scheduler.dropped == {NO_SIGNAL: 2}
@@ -327,13 +331,6 @@ def test_an_error_in_the_background_reaches_the_trainer():
         fake.broken = RunError("the engine died for good")
         with pytest.raises(RunError, match="for good"):
             scheduler.take()
-
-
-def test_signal_is_a_difference_between_scored_rollouts():
-    base = plan(0, 0)
-    assert Group(index=0, rollouts=(ended(base[0], 0.0), ended(base[1], 1.0))).has_signal
-    assert not Group(index=0, rollouts=(ended(base[0], 1.0), ended(base[1], 1.0))).has_signal
-    assert not Group(index=0, rollouts=(ended(base[0], 1.0), ended(base[1], None))).has_signal
 
 
 def test_shuffle_uses_every_task_once_an_epoch_whatever_the_order_of_asking():

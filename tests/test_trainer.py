@@ -269,6 +269,21 @@ def test_rewards_of_single_calls_reach_the_estimator(tmp_path):
     assert not np.array_equal(good, bad)
 
 
+def test_a_dynamic_filter_sees_what_the_estimator_sees(tmp_path):
+    """All rollouts earn 0 in the end; in the first two groups one of each earned something by a call."""
+
+    def by_call(episode):
+        earned = episode.attempt.rollout_id in ("step-0001-000-1", "step-0001-002-1")
+        return Score(value=0.0, calls={episode.calls[0].id: float(earned)})
+
+    run = Run(tmp_path / "run", by_call, steps=1, groups=2, dynamic_filter=True, advantage="return_to_go")
+    run()
+    (record,) = run.steps()
+    assert record["groups_trained"] == 1  # the others had none, however many were tried
+    assert record["excluded"]["group: no signal, replaced"] == 5
+    assert {row.sample.group_id for row in run.backend.batches[0]} == {"step-0001-000"}
+
+
 # -- evaluation and the best weights ---------------------------------------------------------------------------------
 
 HELD_OUT = [Task(id=f"h{i}", fields={}) for i in range(4)]

@@ -76,7 +76,7 @@ class Collector:
         step = Gathered()
         waiting = deque(groups)
         while waiting:
-            group = self._read(waiting.popleft())
+            group = self.read(waiting.popleft())
             if version - _oldest(group.samples, version) > max_lag:
                 waiting.append(another(over_age(max_lag)))
             else:
@@ -87,16 +87,8 @@ class Collector:
         self._taken.append(step.rewards_seen)
         return step
 
-    def too_old(self, rollout_ids: Sequence[str], *, version: int, max_lag: int) -> str:
-        """Why a group that is still under way can't be trained any more; empty where it can."""
-        for rollout in filter(None, map(self._store.rollout, rollout_ids)):
-            if rollout.state in (RolloutState.RUNNING, RolloutState.SUCCEEDED):
-                samples = self._cut(rollout, self._tree(self._store.calls(attempt_id(rollout)))).samples
-                if version - _oldest(samples, version) > max_lag:
-                    return over_age(max_lag)
-        return ""
-
-    def _read(self, group: Group) -> Gathered:
+    def read(self, group: Group) -> Gathered:
+        """What the store holds of a group by now."""
         found = Gathered()
         for ended in group.rollouts:
             rewards = self._store.rewards(attempt_id(ended))
@@ -117,6 +109,15 @@ class Collector:
             if given is not None:
                 found.call_rewards[rollout.id] = given
         return found
+
+    def too_old(self, rollout_ids: Sequence[str], *, version: int, max_lag: int) -> str:
+        """Why a group that is still under way can't be trained any more; empty where it can."""
+        for rollout in filter(None, map(self._store.rollout, rollout_ids)):
+            if rollout.state in (RolloutState.RUNNING, RolloutState.SUCCEEDED):
+                samples = self._cut(rollout, self._tree(self._store.calls(attempt_id(rollout)))).samples
+                if version - _oldest(samples, version) > max_lag:
+                    return over_age(max_lag)
+        return ""
 
     def _tree(self, calls: Sequence[Call]) -> Tree:
         return trajectory.build(calls, left_out(calls, self._config.leave_out, self._config.models))

@@ -161,7 +161,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     ] = 1
     sampler: Annotated[str, Meta(description="Sampler plug-in: shuffle, difficulty or module:Class.")] = "shuffle"
     dynamic_filter: Annotated[
-        bool, Meta(description="Replace groups whose rewards are all equal until a step has enough with signal.")
+        bool, Meta(description="Replace groups that teach `advantage` nothing until a step has enough with signal.")
     ] = False
     oversample: Annotated[
         float, Meta(ge=1, description="With dynamic_filter, groups a step may try, as a multiple of `groups`.")

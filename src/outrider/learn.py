@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from outrider.config import TrainConfig
-from outrider.errors import RunError
+from outrider.config import GROUP_BASELINES, TrainConfig
+from outrider.errors import ConfigError, RunError
 from outrider.metrics import Timer
 from outrider.protocols import Backend, LossSpec, Observer, OptimStats, StepStats
-from outrider.rl.advantages import CRITICS, Context, RunningMean, unit_of
+from outrider.rl.advantages import CRITICS, ESTIMATORS, Context, RunningMean, unit_of
 from outrider.rl.batch import Batch, make_batch
 from outrider.rl.correction import Bounds, Correction, check_methods, correct
 from outrider.rl.credit import Evidence
@@ -82,28 +82,19 @@ class Learner:
         )
         if config.kl_coef and config.kl_in == "reward":
             evidence = self._with_penalties(evidence, samples)
-        batch = make_batch(
-            samples,
-            {rollout.id: rollout.reward for rollout in rollouts},
-            {rollout.id: rollout.group_id for rollout in rollouts},
-            estimator=config.advantage,
-            normalisation=config.normalisation,
-            context=Context(
-                running=self.baseline.mean,
-                success=self.success,
-                k=config.pass_k,
-                gamma=config.gamma,
-                lam=config.gae_lambda,
-                step_weight=config.gigpo_weight,
-            ),
-            evidence=evidence,
-            constant_tokens=config.constant_tokens,
-        )
+        batch = self._credited(rollouts, samples, evidence)
         counted = [
             rollout.reward for rollout in rollouts if rollout.id in batch.advantages and rollout.reward is not None
         ]
         self.baseline = self.baseline.after(counted, config.running_decay)
         return batch
+
+    def has_signal(
+        self, rollouts: Sequence[Rollout], samples: Sequence[Sample], call_rewards: Mapping[str, FloatArray]
+    ) -> bool:
+        """Whether the estimator finds something to learn in a group, from its rewards alone."""
+        evidence = Evidence(call_rewards=call_rewards, state=find_state(self.config.gigpo_state))
+        return self._credited(rollouts, samples, evidence).groups_trained > 0
 
     def record(self) -> Json:
         """What the record of a step must hold for `recall`, beside `logprob_diff_mean`."""
@@ -144,6 +135,26 @@ class Learner:
         timer.lap("forward_backward")
         return Update(stats=passes[0][0], optim=passes[0][1], correction=correction)
 
+    def _credited(self, rollouts: Sequence[Rollout], samples: Sequence[Sample], evidence: Evidence) -> Batch:
+        config = self.config
+        return make_batch(
+            samples,
+            {rollout.id: rollout.reward for rollout in rollouts},
+            {rollout.id: rollout.group_id for rollout in rollouts},
+            estimator=config.advantage,
+            normalisation=config.normalisation,
+            context=Context(
+                running=self.baseline.mean,
+                success=self.success,
+                k=config.pass_k,
+                gamma=config.gamma,
+                lam=config.gae_lambda,
+                step_weight=config.gigpo_weight,
+            ),
+            evidence=evidence,
+            constant_tokens=config.constant_tokens,
+        )
+
     def _with_old(self, rows: Sequence[Row]) -> list[Row]:
         old = self.backend.logprobs([row.sample for row in rows])
         return [replace(row, old_logprobs=given) for row, given in zip(rows, old, strict=True)]
@@ -170,13 +181,19 @@ class Learner:
 
 
 def check(config: TrainConfig) -> None:
-    """Raise `ConfigError` for a name that stands for nothing."""
+    """Raise `ConfigError` for a name that stands for nothing, and for what does not go together."""
     from outrider.rl.losses import find_loss  # torch, which an evaluation does not need
 
     unit_of(config.advantage)
     find_loss(config.loss)
     find_state(config.gigpo_state)
     check_methods(config.correction)
+    bounds(config)
+    if config.dynamic_filter and config.advantage in ESTIMATORS and config.advantage not in GROUP_BASELINES:
+        raise ConfigError(
+            f"train.dynamic_filter: {config.advantage} learns from groups whose rewards are equal too, so none may be "
+            "replaced; turn it off, or take an estimator that compares within a group, such as grpo."
+        )
 
 
 def loss_spec(config: TrainConfig) -> LossSpec:

@@ -26,7 +26,7 @@ from outrider.protocols import Sampler
 from outrider.reconcile import Reconciler
 from outrider.types import Rollout
 
-NO_SIGNAL = "group: all rewards equal, replaced"
+NO_SIGNAL = "group: no signal, replaced"
 IDLE_S = 1.0
 """How long the rollout thread sleeps at most when there is nothing to run: it then looks whether the run shall end."""
 PATIENCE_S = 0.1
@@ -42,11 +42,6 @@ class Group:
     index: int
     rollouts: tuple[Rollout, ...]
 
-    @property
-    def has_signal(self) -> bool:
-        """Whether scored rollouts differ, so that a group baseline leaves something to learn."""
-        return len({rollout.reward for rollout in self.rollouts if rollout.reward is not None}) > 1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
@@ -59,7 +54,7 @@ class Position:
 class Scheduler:
     """Keeps groups in flight and hands them out whole. Use as a context manager.
 
-    `plan(index, task_index)` gives the rollouts of a group. With `keep_signal` a group whose rewards are all equal is
+    `plan(index, task_index)` gives the rollouts of a group. Where `has_signal` is given, a group of which it says no is
     dropped as soon as it is ready and another one is admitted in its place (DAPO's dynamic sampling, arXiv:2503.14476),
     up to `oversample` times the groups of a step. `extra` more groups are kept in flight, so that a step need not wait
     for replacements that start when it already lacks them. `refresh` gives a rollout that ended as it is known now.
@@ -80,7 +75,7 @@ class Scheduler:
         mode: Mode,
         per_step: int,
         ahead: int,
-        keep_signal: bool = False,
+        has_signal: Callable[[Group], bool] | None = None,
         oversample: float = 3.0,
         extra: int = 0,
         position: Position | None = None,
@@ -91,7 +86,7 @@ class Scheduler:
         self._too_old = too_old
         self._per_step, self._ahead = per_step, 0 if mode == "sync" else ahead
         self._limit = per_step * (self._ahead + 1) + extra
-        self._keep_signal, self._tries = keep_signal, int(per_step * oversample)
+        self._has_signal, self._tries = has_signal or (lambda group: True), int(per_step * oversample)
         self._background = mode == "disaggregated"
         position = position or Position()
         self._next = position.next
@@ -143,17 +138,17 @@ class Scheduler:
         taken: list[Group] = []
         while len(taken) < self._per_step and len(taken) + self.dropped[NO_SIGNAL] < self._tries:
             group = self._next_ready()
-            if self._keep_signal and not group.has_signal:
-                self._drop(NO_SIGNAL)
-            else:
+            if self._has_signal(group):
                 taken.append(group)
+            else:
+                self._drop(NO_SIGNAL)
         return taken
 
     def replace(self, reason: str) -> Group:
         """Drop a group that was taken, for `reason`, and wait for another one in its place."""
         self._drop(reason)
         group = self._next_ready()
-        while self._keep_signal and not group.has_signal and self.dropped[NO_SIGNAL] < self._tries:
+        while self.dropped[NO_SIGNAL] < self._tries and not self._has_signal(group):
             self._drop(NO_SIGNAL)
             group = self._next_ready()
         return group

@@ -164,6 +164,10 @@ class Trainer:
         timer.lap("rollouts")
         return group
 
+    def _has_signal(self, group: Group) -> bool:
+        found = self._collector.read(group)
+        return self._learner.has_signal(found.rollouts, found.samples, found.call_rewards)
+
     def _max_lag(self) -> int:
         return 0 if self.config.train.schedule == "sync" else self.config.train.max_staleness
 
@@ -283,7 +287,7 @@ class Trainer:
             mode=config.schedule,
             per_step=config.groups,
             ahead=config.max_staleness,
-            keep_signal=config.dynamic_filter,
+            has_signal=self._has_signal if config.dynamic_filter else None,
             oversample=config.oversample,
             extra=config.extra_groups,
             position=position,

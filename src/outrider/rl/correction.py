@@ -49,6 +49,12 @@ class Bounds:
     geometric_high: float = 1.01
     dppo_divergence: float = 0.15
 
+    def __post_init__(self) -> None:
+        for name in ("icepop", "geometric"):
+            low, high = getattr(self, f"{name}_low"), getattr(self, f"{name}_high")
+            if low > high:
+                raise ConfigError(f"train.{name}_low: {low:g} is above {name}_high, {high:g}; all would be masked.")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
