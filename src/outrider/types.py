@@ -195,6 +195,11 @@ class Retry:
     """Between its end and the next sending."""
 
 
+UPSTREAM_STATUS = "the upstream answered with status "
+"""How `Call.error` begins, before the number, where the upstream answered with an error. What the agent got may be another:
+a protocol may tell of it inside a stream with status 200."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One request–response pair at the service boundary."""
@@ -295,7 +300,7 @@ class Sample:
     """Behaviour log-probs: as the engine sampled."""
     versions: IntArray
     call_index: IntArray
-    """For trained tokens the position of their call among the attempt's calls, elsewhere -1."""
+    """For trained tokens the position of their call among the attempt's calls in order of commit, elsewhere -1."""
     truncated: bool = False
     """The last call in it ended with finish_reason ``length``."""
     temperature: float = 1.0

@@ -14,7 +14,7 @@ class Answer:
 
     call_id: str
     call_index: int
-    """Position of the call among those given to `build`."""
+    """Position of the call among those given to `build`, in order of commit."""
     choice_index: int
     attempt_id: str
     model: str

@@ -126,15 +126,16 @@ def continuity(calls: Sequence[Call], tree: Tree) -> list[Continuity]:
     """Each exact call of `tree`, which was built of `calls`, in order of commit."""
     found: list[Continuity] = []
     earlier: list[Branch] = []
+    by_id = {call.id: call for call in calls}
     for branch in tree.branches:
-        call = calls[branch.answer.call_index]
+        call = by_id[branch.answer.call_id]
         if not earlier or earlier[-1].answer.call_id != call.id:  # further choices have the same prompt
             request = asked(call)
             cause, recomputed = "", 0
             noted = call.continuation.startswith("broke: ")
             if earlier and (noted or (branch.parent is None and request.answers and call.continuation != "opened")):
                 closest, shared = _closest(branch.token_ids()[: branch.start], earlier)
-                other = calls[closest.answer.call_index]
+                other = by_id[closest.answer.call_id]
                 cause = call.continuation.removeprefix("broke: ") if noted else _difference(call, other).value
                 recomputed = max(0, min(closest.end, branch.start) - shared)
             found.append(

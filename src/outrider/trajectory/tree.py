@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -68,14 +68,18 @@ class Tree:
 def build(calls: Iterable[Call], left_out: Mapping[str, str] | None = None) -> Tree:
     """Join the calls of one attempt, given in any order, into a tree. They are read once, one after the other.
 
+    `Sample.call_index` numbers all of them in order of commit, whatever order they were given in.
+
     Only complete calls of fidelity `exact` take part; the others are counted. `left_out` gives, by call id, the reason
     why a call is context only (see `outrider.trajectory.leave_out`). Raises `TrajectoryError` where a call that claims
     to be exact contradicts itself, or calls of several attempts are mixed.
     """
     trie, joined, outside, tokens = Trie(), list[Answer](), Exclusions(), 0
     seen: set[str] = set()
+    committed: list[tuple[int, float]] = []
     attempt_id: str | None = None
     for index, call in enumerate(calls):
+        committed.append((call.seq, call.started_at))
         _check_belongs(call, attempt_id, seen)
         attempt_id = call.attempt_id
         reason = _unusable(call)
@@ -96,7 +100,17 @@ def build(calls: Iterable[Call], left_out: Mapping[str, str] | None = None) -> T
             joined.append(_answer(call, index, choice, (left_out or {}).get(call.id, "")))
             tokens += len(choice.token_ids)
     trie.trim()
+    joined = _numbered(joined, committed)
     return Tree(branches=_branches(trie, joined), outside=outside, tokens=tokens, unique_tokens=trie.tokens)
+
+
+def _numbered(answers: list[Answer], committed: Sequence[tuple[int, float]]) -> list[Answer]:
+    """Number calls by when they were committed, not by when they were given; of equal ones the first given is first."""
+    order = sorted(range(len(committed)), key=committed.__getitem__)
+    if order == list(range(len(order))):
+        return answers
+    number = {index: place for place, index in enumerate(order)}
+    return [replace(answer, call_index=number[answer.call_index]) for answer in answers]
 
 
 def _branches(trie: Trie, answers: Sequence[Answer]) -> tuple[Branch, ...]:
