@@ -9,7 +9,7 @@ from fabricate import HOSTILE, evaluation, step_record
 from rich.console import Console
 
 from outrider.reports.live import LiveView, draw
-from outrider.reports.progress import Progress
+from outrider.reports.progress import Progress, learning_words, step_words
 from outrider.types import Failure, Rollout, Task
 
 
@@ -218,3 +218,17 @@ def test_a_phase_of_unknown_length_has_no_time_left():
     picture = shown(progress)
     assert "waiting" in picture
     assert "0/0" not in picture
+
+
+def test_what_to_keep_an_eye_on_is_told_where_it_is_used():
+    record = step_record(4, 8, Fixed())
+    assert learning_words(record) == ["engine − trainer 0.0125 nats (max 0.23)"]
+    record |= {"mismatch": {"weight_mean": 1.25, "masked": 0.5}, "value_loss": 0.75, "value_explained_variance": -0.5}
+    words = ["weight 1.25 masked 50%", "value loss 0.75 explains -0.5"]
+    assert learning_words(record)[1:] == words
+    progress = Progress(steps=8, success=1.0)
+    progress.add(record)
+    for part in words:
+        assert part in step_words(record, 8)
+        assert part in shown(progress)
+    assert learning_words({"kind": "step", "step": 5, "skipped": True}) == []

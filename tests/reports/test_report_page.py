@@ -256,3 +256,17 @@ def test_importing_the_reports_loads_neither_matplotlib_nor_torch():
         "assert not {'matplotlib', 'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_charts_of_the_critic_and_the_correction_are_there_where_they_are_used(run_dir):
+    store = fabricate(run_dir)
+    plain = read(write_report(run_dir, store, tokenizer=None)).text
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    found = {"weight_mean": 1.0, "weight_max": 3.0, "kl": 0.01, "effective": 0.9, "masked": 0.1}
+    more = {"mismatch": found, "value_loss": 0.5, "value_explained_variance": 0.25}
+    lines = [line | more if line["kind"] == "step" else line for line in lines]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    full = read(write_report(run_dir, store, tokenizer=None)).text
+    titles = ("mean weight", "largest weight", "effective sample size", "masked", "value loss", "critic explains")
+    assert [title for title in titles if title in plain] == []
+    assert [title for title in titles if title not in full] == []

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from outrider.reports.progress import Phase, Progress, eval_words, skipped_groups, step_words
+from outrider.reports.progress import Phase, Progress, eval_words, learning_words, skipped_groups, step_words
 from outrider.reports.text import aligned_percent, duration, fixed, number, one_line, percent, tally
 from outrider.types import Json, Rollout
 
@@ -129,7 +129,7 @@ def draw(progress: Progress, title: str) -> RenderableType:
     """The whole picture of the moment."""
     parts: list[RenderableType] = [_header(progress, title), _bars(progress)]
     if progress.steps:
-        parts += [Text(), _steps(progress)]
+        parts += [Text(), _steps(progress), Text("   ".join(learning_words(progress.steps[-1])), "dim")]
     if progress.evals:
         parts += [Text(), _evals(progress)]
     parts += [Text(), _counters(progress)]

@@ -139,6 +139,21 @@ def eval_words(record: Json) -> str:
     return ", ".join(parts) or "nothing measured"
 
 
+def learning_words(record: Json) -> list[str]:
+    """What to keep an eye on in a step's update: engine against trainer, and the critic and correction where used."""
+    words = []
+    if finite(record.get("logprob_diff_mean")) is not None:
+        mean, largest = number(record["logprob_diff_mean"]), number(record.get("logprob_diff_max"))
+        words.append(f"engine − trainer {mean} nats (max {largest})")
+    if isinstance(record.get("mismatch"), dict):
+        mean, masked = (dig(record, "mismatch", name) for name in ("weight_mean", "masked"))
+        words.append(f"weight {number(mean)} masked {percent(masked)}")
+    if finite(record.get("value_loss")) is not None:
+        explained = number(record.get("value_explained_variance"))
+        words.append(f"value loss {number(record['value_loss'])} explains {explained}")
+    return words
+
+
 def step_words(record: Json, steps: int) -> str:
     """One plain line on a step."""
     words = [
@@ -149,6 +164,7 @@ def step_words(record: Json, steps: int) -> str:
         f"{number(record.get('tokens_per_s'))} tok/s",
         f"{fixed(dig(record, 'times', 'total'), 1)} s",
         f"groups trained {skipped_groups(record)}",
+        *learning_words(record),
     ]
     for name in ("excluded", "failures"):
         counts = counters(record, name)

@@ -29,7 +29,7 @@ STEP_PARTS = (
 
 
 class Small(NamedTuple):
-    """One small chart: a key of the step records, its title, and what it means."""
+    """One small chart: a key of the step records, dots lead into nested objects; its title, and what it means."""
 
     key: str
     title: str
@@ -40,6 +40,13 @@ MISMATCH = (
     Small("logprob_diff_mean", "mean |difference|, nats", "Mean absolute difference over trained tokens."),
     Small("logprob_diff_max", "largest |difference|, nats", "Largest absolute difference of a step."),
 )
+CORRECTION = (
+    Small("mismatch.weight_mean", "mean weight", "Mean of w = old / behaviour probability, before anything is cut."),
+    Small("mismatch.weight_max", "largest weight", "Largest w of a step."),
+    Small("mismatch.kl", "KL(behaviour || old)", "k3 estimate, nats a token."),
+    Small("mismatch.effective", "effective sample size", "Over the number of tokens: 1 where all w are equal."),
+    Small("mismatch.masked", "masked", "Share of trained tokens that a mask took out."),
+)
 OPTIMISATION = (
     Small("loss", "loss", "The policy loss that was minimised."),
     Small("grad_norm", "gradient norm", "Before clipping."),
@@ -48,6 +55,8 @@ OPTIMISATION = (
     Small("kl_reference", "KL to the start", "KL to the starting model, nats a token."),
     Small("ratio_mean", "mean ratio", "Mean of new over old probability; near 1 on policy."),
     Small("clip_fraction", "clipped", "Share of trained tokens whose ratio was clipped."),
+    Small("value_loss", "value loss", "Of the critic, before value_coef."),
+    Small("value_explained_variance", "critic explains", "1 - var(returns - values) / var(returns); 1 is perfect."),
     Small("lr", "learning rate", "After warm-up."),
     Small("tokens", "trained tokens", "Tokens with a loss, a step."),
     Small("tokens_per_s", "sampled tokens/s", "Per second of rollout time."),
@@ -200,21 +209,31 @@ def mismatch(history: History) -> str:
         "same tokens, before the step's update. It should stay small and flat: a jump means that engine and trainer no "
         "longer hold the same weights."
     )
-    return section("Engine against trainer", paragraph(words, "soft"), _multiples(history, MISMATCH, "grid2", 520))
+    parts = [paragraph(words, "soft"), _multiples(history, MISMATCH, "grid2", 520)]
+    known = _known(history, CORRECTION)
+    if known:
+        parts += [paragraph("What the correction found between the two:", "soft")]
+        parts += [_multiples(history, known, "grid4", 260)]
+    return section("Engine against trainer", *parts)
 
 
 def optimisation(history: History) -> str:
-    known = [small for small in OPTIMISATION if any(y is not None for y in history.column(small.key))]
+    known = _known(history, OPTIMISATION)
     if not known:
         return section("Optimisation", paragraph("No step has been trained yet.", "none"))
     return section("Optimisation", _multiples(history, known, "grid4", 260))
+
+
+def _known(history: History, smalls: Sequence[Small]) -> list[Small]:
+    """Those that some step has a number for."""
+    return [small for small in smalls if any(y is not None for y in history.column(*small.key.split(".")))]
 
 
 def _multiples(history: History, smalls: Sequence[Small], grid: str, width: int) -> str:
     xs = _xs(history)
     cards = []
     for small in smalls:
-        ys = history.column(small.key)
+        ys = history.column(*small.key.split("."))
         last = next((y for y in reversed(ys) if y is not None), None)
         head = f'<h3 title="{esc(small.meaning)}">{esc(small.title)}<span class="last">{number(last)}</span></h3>'
         chart = charts.plot([Series(name=small.title, xs=xs, ys=ys)], label=small.title, width=width, height=140)
