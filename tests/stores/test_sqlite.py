@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from fakes.records import make_call, make_rollout
 from outrider.errors import StoreBusy, StoreError
 from outrider.stores.sqlite import SqliteStore
 from outrider.stores.sqlite_schema import MIGRATIONS
+from outrider.stores.write_queue import LONE_GROUPS
 from outrider.types import Mode, Session
 
 APPENDER = """
@@ -313,4 +315,22 @@ def test_rollouts_are_added_all_or_none(path):
         store.add_rollouts([make_rollout("a"), make_rollout("b", step=2**70)])
     assert store.rollouts() == []
     assert store.add_rollouts([make_rollout("a")]) == 1
+    store.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="Linux only")
+def test_a_crowd_is_not_interrupted_and_a_lone_caller_does_not_wait(path):
+    store = SqliteStore(path)
+    writer = store._writer._thread.native_id
+    locker = sqlite3.connect(path, isolation_level=None)
+    locker.execute("BEGIN IMMEDIATE")
+    futures = [store.append_call(make_call(f"c{number}")) for number in range(10)]
+    locker.execute("COMMIT")
+    locker.close()
+    for future in futures:
+        future.result(30)
+    assert os.sched_getscheduler(writer) == os.SCHED_BATCH
+    for number in range(LONE_GROUPS + 1):
+        store.append_call(make_call(f"lone-{number}")).result(30)
+    assert os.sched_getscheduler(writer) == os.SCHED_OTHER
     store.close()
