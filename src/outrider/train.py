@@ -11,9 +11,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any
 
 from outrider import evaluate
 from outrider.collect import Collector
@@ -38,6 +40,20 @@ from outrider.types import Json, Rollout, RolloutState, Task
 PUBLISH_TRIES = 3
 DRAIN_S = 30.0
 """How long calls in flight may take to end before weights are swapped under them."""
+PLAIN_SAMPLING: Mapping[str, Any] = MappingProxyType(
+    {
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "seed": None,
+    }
+)
+"""Put over what a harness, or the model's own defaults, ask for in training rollouts. Log-probs are recomputed at the
+temperature and in no other way, so an answer from a cut or penalised distribution would look as if other weights had
+sampled it; and with a fixed seed all rollouts of a group would be the same one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,7 +362,7 @@ def plan_group(config: RunConfig, task: Task, index: int) -> list[Rollout]:
             group_id=group_id,
             split="train",
             step=index // config.train.groups + 1,
-            sampling={"temperature": config.train.temperature},
+            sampling={"temperature": config.train.temperature, **PLAIN_SAMPLING},
         )
         for member in range(config.train.group_size)
     ]
