@@ -40,7 +40,8 @@ def test_prune_says_what_it_would_do_and_does_it(url):
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--older-than", "30x"), ("--older-than", "d"), ("--max-size", "10 apples")]
+    ("option", "value"),
+    [("--older-than", "30x"), ("--older-than", "1.2.3d"), ("--older-than", "d"), ("--max-size", "10 apples")],
 )
 def test_a_wrong_unit_is_told(url, option, value):
     result = run("prune", url, option, value)
@@ -53,6 +54,15 @@ def test_backup_is_a_store(url, tmp_path):
     store = open_store(f"sqlite:///{tmp_path / 'copy.sqlite3'}")
     assert len(store.calls("attempt")) == 5
     store.close()
+
+
+@pytest.mark.parametrize("command", [["export", "x.jsonl"], ["prune", "--older-than", "1d"], ["backup", "x.sqlite3"]])
+def test_a_store_that_is_not_there_is_told_and_not_made(tmp_path, command):
+    name, *rest = command
+    result = run(name, f"sqlite:///{tmp_path / 'nope.sqlite3'}", *rest)
+    assert result.exit_code == 2
+    assert "there is no file" in result.output
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wrong_url_is_told(tmp_path):

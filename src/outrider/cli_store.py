@@ -10,6 +10,8 @@ from typing import Any, Literal
 import click
 
 from outrider.cli_common import progress, told_plainly
+from outrider.errors import ConfigError
+from outrider.protocols import Store
 
 
 class Duration(click.ParamType[float]):
@@ -41,10 +43,20 @@ def measure(
     """Read a number with one of `units` behind it."""
     if isinstance(value, int | float):
         return float(value)
-    found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]+)\s*", value)
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]+)\s*", value)
     if found is None or found[2] not in units:
         kind.fail(f"{value!r}: write a number and one of {', '.join(units)}, such as 30{list(units)[-2]}.", param, ctx)
     return float(found[1]) * units[found[2]]
+
+
+def open_existing(url: str) -> Store:
+    """To look at a store, or make it smaller, is no reason to make one. Raises `ConfigError`, `StoreError`."""
+    from outrider.stores import open_store
+
+    path = Path(url.removeprefix("sqlite:///"))
+    if url.startswith("sqlite:///") and not path.exists():
+        raise ConfigError(f"store: there is no file {path}.")
+    return open_store(url)
 
 
 @click.command()
@@ -55,10 +67,9 @@ def measure(
 @told_plainly
 def export(store_url: str, out: Path, form: Literal["parquet", "jsonl"] | None, after: int) -> None:
     """Write every call of STORE_URL to OUT, one row a call, with its tokens, fidelity, times and reward."""
-    from outrider.stores import open_store
     from outrider.stores.export import export_store
 
-    with contextlib.closing(open_store(store_url)) as store, progress("export") as advance:
+    with contextlib.closing(open_existing(store_url)) as store, progress("export") as advance:
         counts = export_store(store, out, format=form, after_seq=after, progress=advance)
     click.echo(f"{counts.calls} calls, {counts.size / 1e6:.1f} MB in {out}; last sequence number {counts.last_seq}")
 
@@ -71,10 +82,9 @@ def export(store_url: str, out: Path, form: Literal["parquet", "jsonl"] | None, 
 @told_plainly
 def prune(store_url: str, older_than: float | None, max_size: int | None, dry_run: bool) -> None:
     """Delete the calls of old attempts, whole attempts only, never of rollouts that still run."""
-    from outrider.stores import open_store
     from outrider.stores.prune import prune as prune_store
 
-    with contextlib.closing(open_store(store_url)) as store, progress("prune") as advance:
+    with contextlib.closing(open_existing(store_url)) as store, progress("prune") as advance:
         counts = prune_store(
             store,
             older_than_s=older_than,
@@ -94,9 +104,8 @@ def prune(store_url: str, older_than: float | None, max_size: int | None, dry_ru
 @told_plainly
 def backup(store_url: str, out: Path) -> None:
     """Copy a SQLite store to OUT while others write to it, and check the copy."""
-    from outrider.stores import open_store
     from outrider.stores.backup import backup_store
 
-    with contextlib.closing(open_store(store_url)) as store, progress("backup") as advance:
+    with contextlib.closing(open_existing(store_url)) as store, progress("backup") as advance:
         counts = backup_store(store, out, progress=lambda pages, total: advance(pages))
     click.echo(f"{counts.calls} calls, {counts.size / 1e6:.1f} MB in {out}")
