@@ -14,7 +14,19 @@ from outrider.outcome import Outage, classify
 from outrider.protocols import Exit
 from outrider.reconcile import Reconciler
 from outrider.stores.sqlite import SqliteStore
-from outrider.types import Attempt, Call, CallState, Failure, Fidelity, Reward, Rollout, RolloutState, Score, Task
+from outrider.types import (
+    UPSTREAM_STATUS,
+    Attempt,
+    Call,
+    CallState,
+    Failure,
+    Fidelity,
+    Reward,
+    Rollout,
+    RolloutState,
+    Score,
+    Task,
+)
 
 OK = Exit(attempt_id="", exit_code=0, signal=None)
 
@@ -371,5 +383,5 @@ def test_classify_by_calls(calls, failure):
 
 
 def test_an_overflow_that_is_told_in_a_stream_is_the_harnesss_business():
-    told = replace(call("r.a1", 0, CallState.FAILED, 200, b"a"), error="the upstream answered with status 400")
+    told = replace(call("r.a1", 0, CallState.FAILED, 200, b"a"), error=f"{UPSTREAM_STATUS}400")
     assert classify(OK, [told], 0.0, ())[0] is Failure.NONE

@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 from outrider.errors import RewardError
 from outrider.protocols import Exit, RewardFunction
-from outrider.types import Call, CallState, Episode, Failure, Score
+from outrider.types import UPSTREAM_STATUS, Call, CallState, Episode, Failure, Score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ def _engine_failed(call: Call) -> bool:
     """
     if call.state is not CallState.FAILED:
         return False
-    refused = call.error.startswith("the upstream answered with status 4")
+    refused = call.error.startswith(f"{UPSTREAM_STATUS}4")
     return call.status >= 500 or (call.status < 300 and not refused)
 
 

@@ -196,8 +196,8 @@ class Retry:
 
 
 UPSTREAM_STATUS = "the upstream answered with status "
-"""How `Call.error` begins, before the number, where the upstream answered with an error. What the agent got may be another:
-a protocol may tell of it inside a stream with status 200."""
+"""How `Call.error` begins, before the number, where the upstream answered with an error. The agent's status may be
+another: a protocol may tell of it inside a stream with status 200."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

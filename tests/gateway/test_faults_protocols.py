@@ -16,7 +16,7 @@ import pytest
 from fakes.engine import Answer, chunk, entries, json_answer, raw_stream
 from fakes.gateway import CHAT, COMPLETIONS, MESSAGES
 from fakes.raw_upstream import Raw, RawUpstream, chunked_head, http, piece
-from outrider.types import CallState, Fidelity, Mode
+from outrider.types import UPSTREAM_STATUS, CallState, Fidelity, Mode
 
 
 def event(data, name=""):
@@ -293,11 +293,11 @@ def test_a_code_stands_where_the_protocol_has_a_place_for_it(start, path):
 
 
 def test_R11_an_overflow_that_is_told_in_a_stream_stays_a_refusal_in_the_store(start, engine):
-    """The reconciler tells it from a stream that broke off by these words."""
+    """So the reconciler can tell it from a stream that broke off."""
     with start(mode="train") as gateway:
         overflow = {"error": {"message": "maximum context length is 8 tokens", "code": "context_length_exceeded"}}
         engine.answers.append(json_answer(overflow, status=400))
         got = gateway.post(f"/s/{gateway.open()}/v1/responses", {"model": "m", "input": "Hi", "stream": True})
         call = failed(gateway, "attempt-1")
         assert (got.status, call.status) == (200, 200)
-        assert call.error == "the upstream answered with status 400"
+        assert call.error == f"{UPSTREAM_STATUS}400"

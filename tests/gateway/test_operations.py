@@ -316,6 +316,30 @@ def test_a_process_tells_of_each_call_in_a_line_of_json(engine, tmp_path, level)
             assert line["duration_s"] >= line["commit_s"] > 0
 
 
+WRONG = {
+    "upstream_503": (json_answer({"error": {"message": "secret words"}}, status=503), {}),
+    "upstream_error": (json_answer({"error": {"message": "secret words"}}), {}),
+    "upstream_invalid": (Answer(chunks=[b"secret words"]), {}),
+    "upstream_cut": (stream(chunk({"content": "secret words"}), done=False), {"stream": True}),
+}
+
+
+@pytest.mark.parametrize("code", WRONG)
+def test_the_log_says_in_a_word_what_went_wrong_and_quotes_nothing(engine, start, code):
+    out = io.StringIO()
+    writer = LogWriter(out)
+    answer, fields = WRONG[code]
+    with start(mode="record") as gateway:
+        observers = gateway._app._operations.observers
+        observers.append(CallLog(writer, level="warning", format="json"))
+        engine.answers.append(answer)
+        gateway.post(CHAT, {"model": "m", "messages": MESSAGES, **fields})
+        wait_for(lambda: out.getvalue() != "")
+    writer.close()
+    assert [json.loads(line)["code"] for line in out.getvalue().splitlines()] == [code]
+    assert "secret" not in out.getvalue()
+
+
 def test_a_call_that_did_not_end_well_is_a_warning():
     out = io.StringIO()
     writer = LogWriter(out)

@@ -121,7 +121,7 @@ def test_each_call_is_a_span_of_the_conventions(engine, collector, tmp_path):
     assert attributes(spans[1])["gen_ai.response.time_to_first_chunk"] > 0
     assert attributes(spans[2])["gen_ai.provider.name"] == "anthropic"
     assert [span.status.code for span in spans] == [0, 0, 0, 0, 2, 2]
-    assert [attributes(span)["error.type"] for span in spans[4:]] == ["failed", "400"]
+    assert [attributes(span)["error.type"] for span in spans[4:]] == ["upstream_400", "400"]
     for span, call in zip(spans, calls, strict=False):
         assert 0 < span.end_time_unix_nano - span.start_time_unix_nano < 60e9
         assert abs(span.start_time_unix_nano / 1e9 - call.started_at) < 5

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from outrider.types import Call
 
+CLIENT_GONE = "client_gone"
+
 
 @dataclass(slots=True)
 class Note:
@@ -29,7 +31,7 @@ class Note:
     status: int = 0
     """What the agent got; 0 where it left before."""
     code: str = ""
-    """Why it was refused or could not be recorded, in a word."""
+    """What went wrong, in a word."""
     duration_s: float = 0.0
     parent: bytes | None = None
     """The agent's ``traceparent`` header."""

@@ -7,8 +7,9 @@ import time
 from outrider.gateway.capture import capture
 from outrider.gateway.continuation.request import left_to_engine
 from outrider.gateway.continuation.turns import Turn
+from outrider.gateway.note import CLIENT_GONE
 from outrider.gateway.sessions import Access
-from outrider.types import Call, CallState, Retry
+from outrider.types import UPSTREAM_STATUS, Call, CallState, Retry
 from outrider.wire import Dialect, ReplyReader, UpstreamRequest, WireRequest
 
 
@@ -39,6 +40,8 @@ class CallRecord:
         self.status = 200
         self.response = b""
         self.error = ""
+        self.code = ""
+        """The same in a word, for the log: `error` may quote an answer."""
         self.first_token_s: float | None = None
         self.finished = False
         """`finish` was called."""
@@ -67,19 +70,27 @@ class CallRecord:
         if self.first_token_s is None:
             self.first_token_s = time.monotonic() - self._began
 
-    def failed(self, error: str) -> None:
+    def failed(self, error: str, *, code: str = "upstream_error") -> None:
+        """Without a `code` the upstream tells of it itself, inside an answer."""
         self.state = CallState.FAILED
         self.error = error
+        self.code = code
+
+    def refused(self, status: int) -> None:
+        """The upstream answered with an error status."""
+        self.failed(f"{UPSTREAM_STATUS}{status}", code=f"upstream_{status}")
 
     def cancelled(self) -> None:
         self.state = CallState.CANCELLED
         self.error = "the client left"
+        self.code = CLIENT_GONE
 
     def interrupted(self, status: int) -> None:
         """`status` is what the agent got; 0 where it got none."""
         self.status = status
         self.state = CallState.INTERRUPTED
         self.error = "the gateway was stopped"
+        self.code = "stopped"
 
     def _continuation(self) -> str:
         if self.turn is not None:

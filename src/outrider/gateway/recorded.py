@@ -17,6 +17,7 @@ from outrider.gateway.admission import Refused
 from outrider.gateway.delivery import Delivery
 from outrider.gateway.encoding import decoder
 from outrider.gateway.exchange import JSON_TYPE, ClientGone, Exchange, Headers, end_to_end
+from outrider.gateway.note import CLIENT_GONE
 from outrider.gateway.record import CallRecord
 from outrider.gateway.sse import EventSplitter
 from outrider.gateway.upstream import UpstreamCall
@@ -112,7 +113,7 @@ class RecordedCall:
         """What the agent gets. Raises `UpstreamError` for a success that holds no answer."""
         record = self._record
         if not 200 <= status < 300:
-            record.failed(f"the upstream answered with status {status}")
+            record.refused(status)
             return record.reader.error_body(status, body)
         shown = record.reader.body(body)
         found = record.reader.result()
@@ -133,7 +134,7 @@ class RecordedCall:
             record.cancelled()
         else:
             record.status = error.status
-            record.failed(f"{error.code}: {error}")
+            record.failed(f"{error.code}: {error}", code=error.code)
         await self._store()
         await tell(self._exchange, record.dialect, error)
 
@@ -213,7 +214,7 @@ class RecordedCall:
         if failure is None and not reader.finished and not (reader.terminal and reader.result().choices):
             failure = UpstreamError("upstream_cut", "the stream ended before the answer did")
         if failure is not None:
-            record.failed(f"{failure.code}: {failure}")
+            record.failed(f"{failure.code}: {failure}", code=failure.code)
         return failure
 
 
@@ -236,6 +237,8 @@ def client_left(delivery: Delivery, record: CallRecord) -> None:
 
 async def tell(exchange: Exchange, dialect: Dialect, error: UpstreamError) -> None:
     """An error of ours, where the agent waits for an answer that has not begun."""
+    if exchange.note is not None and not exchange.note.code:
+        exchange.note.code = CLIENT_GONE if exchange.gone else error.code
     if exchange.started or exchange.gone:
         return
     headers = [JSON_TYPE]

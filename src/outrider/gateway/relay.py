@@ -203,7 +203,7 @@ class Relay:
             note.code = "store_failed"
             self._counters.not_recorded("store_failed")
             raise Refused(f"The call could not be recorded: {error}", code="store_failed", retry_after_s=5) from error
-        note.call, note.commit_s = stored, time.monotonic() - began
+        note.call, note.commit_s, note.code = stored, time.monotonic() - began, record.code
         self._counters.recorded(stored, mode)
         if record.turn is not None:
             record.turn.committed(call)
@@ -218,7 +218,7 @@ class Relay:
             call, _ = self._redactor.call(call, record.access.credentials)
         with contextlib.suppress(StoreError):
             self._store.append_call(call)  # closing the store waits for it
-            note.call = call
+            note.call, note.code = call, record.code
 
     async def _redacted(self, call: Call, access: Access) -> tuple[Call, Counter[str]]:
         if len(call.request) + len(call.response) < LONG_BODY:

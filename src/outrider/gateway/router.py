@@ -19,14 +19,14 @@ import msgspec
 
 from outrider.errors import RequestError, StoreError
 from outrider.gateway.admin import MAX_BODY_BYTES, Admin
-from outrider.gateway.admission import VERSION_KEY, Admission, Refused
+from outrider.gateway.admission import Admission, Refused, stored_version
 from outrider.gateway.continuation.start import make_continuation
 from outrider.gateway.counters import Counters
 from outrider.gateway.exchange import JSON_TYPE, ClientGone, Exchange, Receive, Scope, Send
 from outrider.gateway.feedback import Feedback
 from outrider.gateway.limits import Limits, Room, TooFast
 from outrider.gateway.logs import LogWriter
-from outrider.gateway.note import Note
+from outrider.gateway.note import CLIENT_GONE, Note
 from outrider.gateway.operations import ROUTES, Operations
 from outrider.gateway.options import GatewayOptions, check_options
 from outrider.gateway.relay import Relay
@@ -39,6 +39,7 @@ from outrider.wire import Dialect, TokenCounter
 log = logging.getLogger("outrider.gateway")
 
 MODELS = b"/v1/models"
+FEEDBACK = b"/v1/feedback"
 BODIES_AT_ONCE = 16  # of the largest size; more of large ones have to wait
 
 
@@ -59,8 +60,7 @@ class Gateway:
         }
         self._default = dialects[0]
         self._counters = Counters()
-        version = store.value(VERSION_KEY)
-        admission = Admission(version=None if version is None else int(version), wait_s=options.pause_wait_s)
+        admission = Admission(version=stored_version(store), wait_s=options.pause_wait_s)
         self._room = Room(int(BODIES_AT_ONCE * options.max_body_mb * (1 << 20)))
         self._limits = Limits(max_in_flight=options.max_in_flight, rate_per_key=options.rate_per_key)
         self._idle_timeout_s = options.idle_timeout_s
@@ -93,7 +93,8 @@ class Gateway:
         key, target = _split_key(exchange.path)
         named = self._routes.get(target) or self._count_routes.get(target)
         dialect = named or self._default
-        note = Note(dialect=named.name if named is not None else "") if target.startswith(b"/v1/") else None
+        is_call = target.startswith(b"/v1/") and target != FEEDBACK
+        note = Note(dialect=named.name if named is not None else "") if is_call else None
         if note is not None:
             exchange.note = note
             exchange.take_room = self._room.take
@@ -101,9 +102,9 @@ class Gateway:
         try:
             await self._handle(exchange, key, target, dialect)
         except ClientGone:
-            self._counters.refused("client_gone")
+            self._counters.refused(CLIENT_GONE)
             if note is not None:
-                note.code = "client_gone"
+                note.code = CLIENT_GONE
         except RequestError as error:
             await self._refuse(exchange, dialect, error)
         except StoreError as error:
@@ -140,7 +141,7 @@ class Gateway:
             await self._operations.answer(exchange)
         elif key is None and target.startswith(b"/admin/"):
             await self._admin.handle(exchange)
-        elif target == b"/v1/feedback" or (key is not None and target == b"/feedback"):
+        elif target == FEEDBACK or (key is not None and target == b"/feedback"):
             await self._give_feedback(exchange, key)
         elif target.startswith(b"/v1/") and not _is_devious(target):
             if self._operations.draining:
