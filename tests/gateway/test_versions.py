@@ -139,11 +139,29 @@ def test_an_empty_admin_key_opens_nothing(engine, start):
             assert gateway.request("POST", "/admin/pause", b"{}", {"authorization": header}).status == 401
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b'{"version": "1"}', b'{"version": -1}', b'{"x": 1}', b""])
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"version": "1"}', b'{"version": -1}', b'{"x": 1}'])
 def test_a_bad_admin_request_is_refused_and_changes_nothing(gateway, body):
     got = gateway.request("POST", "/admin/resume", body, {"authorization": "Bearer ora-test"})
     assert got.status == 400
     assert gateway.client.health()["policy_version"] is None
+
+
+def test_a_bad_admin_request_names_the_field(gateway):
+    got = gateway.request("POST", "/admin/resume", b'{"version": "1"}', {"authorization": "Bearer ora-test"})
+    assert got.json["error"]["message"] == "The request is not valid: version: expected int | null, got str."
+
+
+@pytest.mark.parametrize("version", [None, 4])
+def test_a_resume_without_a_version_leaves_it(gateway, version):
+    """For whoever ends a pause by hand."""
+    if version is not None:
+        gateway.client.resume(version)
+    gateway.client.pause(1.0)
+    assert gateway.request("POST", "/admin/resume", b"", {"authorization": "Bearer ora-test"}).status == 200
+    assert gateway.client.health()["paused"] is False
+    assert gateway.client.health()["policy_version"] == version
+    assert gateway.chat(gateway.open()).status == 200
+    assert gateway.call().version_start == version
 
 
 def test_an_unknown_admin_route_is_404(gateway):

@@ -21,11 +21,11 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from outrider.errors import RequestError
-from outrider.gateway.admission import Admission
+from outrider.gateway.admission import Admission, stored_version
 from outrider.gateway.attempts import Attempts, OpenAttempt
 from outrider.gateway.counters import Counters
 from outrider.gateway.exchange import JSON_TYPE, Exchange
-from outrider.gateway.feedback import Feedback, as_json
+from outrider.gateway.feedback import Feedback, as_json, plain
 from outrider.gateway.fleet import Fleet
 from outrider.gateway.roles import GRADE, READ, TRAIN, Role, Roles
 from outrider.gateway.sessions import token_of
@@ -45,7 +45,7 @@ class _Pause(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Resume(msgspec.Struct, forbid_unknown_fields=True):
-    version: Annotated[int, msgspec.Meta(ge=0)]
+    version: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class Admin:
@@ -86,6 +86,8 @@ class Admin:
             answer = {"in_flight": await pause(_decode(body, _Pause).timeout_s)}
         elif route == ("POST", b"/admin/resume"):
             version = _decode(body, _Resume).version
+            if version is None:  # nothing was published
+                version = await asyncio.to_thread(stored_version, self._store)
             if self._fleet is None:
                 await self._admission.resume(version, self._store.set_value)
             else:
@@ -148,6 +150,9 @@ def _call(call: Call) -> Json:
         "status": call.status,
         "streamed": call.streamed,
         "fidelity": call.fidelity,
+        "fidelity_reason": call.fidelity_reason,
+        "replica": call.replica,
+        "retries": msgspec.to_builtins(call.retries),
         "started_at": call.started_at,
         "duration_s": call.duration_s,
         "error": call.error,
@@ -164,4 +169,4 @@ def _decode(body: bytes, kind: type[Any]) -> Any:
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.DecodeError as error:
-        raise RequestError(f"The request is not valid: {error}.") from None
+        raise RequestError(f"The request is not valid: {plain(error)}.") from None

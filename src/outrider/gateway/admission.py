@@ -7,8 +7,15 @@ from collections.abc import Awaitable, Callable
 
 from outrider.errors import RequestError
 from outrider.gateway.exchange import Exchange
+from outrider.protocols import Store
 
 VERSION_KEY = "policy_version"
+
+
+def stored_version(store: Store) -> int | None:
+    """The policy version of the last resume; none where the upstream's weights are not ours. Raises `StoreError`."""
+    text = store.value(VERSION_KEY)
+    return None if text is None else int(text)
 
 
 class Refused(RequestError):
@@ -65,7 +72,7 @@ class Admission:
         """Admit nobody."""
         self._open.clear()
 
-    def admit(self, version: int) -> None:
+    def admit(self, version: int | None) -> None:
         """Admit everybody, and record their calls under `version`."""
         self.version = version
         self._open.set()
@@ -80,7 +87,8 @@ class Admission:
             pass
         return self.in_flight
 
-    async def resume(self, version: int, persist: Callable[[str, str], None]) -> None:
+    async def resume(self, version: int | None, persist: Callable[[str, str], None]) -> None:
         """Record later calls under `version` and admit them. `persist` writes it first, so that a restart knows it."""
-        await asyncio.to_thread(persist, VERSION_KEY, str(version))
+        if version is not None:
+            await asyncio.to_thread(persist, VERSION_KEY, str(version))
         self.admit(version)

@@ -71,7 +71,7 @@ class Feedback:
             # Python's parser takes NaN and Infinity, so that they can be named instead of "malformed".
             given = msgspec.convert(json.loads(body), _Given)
         except (ValueError, RecursionError) as error:  # msgspec's errors and bad UTF-8 are ValueErrors too
-            raise RequestError(f"The feedback is not valid: {_plain(error)}.") from None
+            raise RequestError(f"The feedback is not valid: {plain(error)}.") from None
         for name, value in {
             "value": given.value,
             **{f"parts.{name}": part for name, part in given.parts.items()},
@@ -113,5 +113,7 @@ def as_json(reward: Reward) -> Json:
     return dict(found)
 
 
-def _plain(error: Exception) -> str:
-    return str(error).replace("`", "").replace(" - at $", "").rstrip(".")
+def plain(error: Exception) -> str:
+    """msgspec's ``Expected `float`, got `str` - at `$.value`` as ``value: expected float, got str``."""
+    text, _, path = str(error).replace("`", "").rstrip(".").partition(" - at $")
+    return f"{path.removeprefix('.')}: {text[:1].lower()}{text[1:]}" if path else text

@@ -87,9 +87,10 @@ class Fleet:
         elsewhere = await self._others(deadline)
         return await here + elsewhere
 
-    async def resume(self, version: int) -> None:
+    async def resume(self, version: int | None) -> None:
         """Admit calls again everywhere, recorded under `version`. Raises `StoreError`."""
-        await asyncio.to_thread(self._store.set_value, VERSION_KEY, str(version))
+        if version is not None:
+            await asyncio.to_thread(self._store.set_value, VERSION_KEY, str(version))
         await self._tell(paused=False, version=version)
         self._admission.admit(version)
 
@@ -126,7 +127,7 @@ class Fleet:
                 log.warning("the store holds a pause that is over an hour old; it is not taken up")
             elif control.paused:
                 self._admission.hold()
-            elif control.version is not None:
+            else:
                 self._admission.admit(control.version)
         now = self._looked_at = time.monotonic()
         member = _Member(epoch=self._seen.epoch, in_flight=self._admission.in_flight if self._seen.paused else 0)
