@@ -252,6 +252,15 @@ def test_options_that_are_wrong_are_told_at_the_start(tmp_path, fields, error, m
         GatewayServer(options(tmp_path, **fields))
 
 
+@pytest.mark.parametrize(("unkeyed", "told"), [("auto", True), ("refuse", True), ("allow", False)])
+def test_a_public_gateway_says_at_the_start_whom_it_refuses(engine, tmp_path, unkeyed, told):
+    with GatewayProcess(engine, tmp_path / "s", mode="record", host="0.0.0.0", unkeyed=unkeyed) as gateway:
+        gateway.process.terminate()
+        rest = gateway.process.stderr.read()
+        assert gateway.wait() == 0
+    assert ("--unkeyed allow" in rest) is told
+
+
 def test_the_admin_key_is_not_in_the_repr(tmp_path):
     assert "secret" not in repr(options(tmp_path, admin_key="secret"))
 

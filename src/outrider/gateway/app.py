@@ -29,6 +29,7 @@ from outrider.gateway.exchange import Receive, Scope, Send
 from outrider.gateway.logs import LineHandler, LogWriter
 from outrider.gateway.options import GatewayOptions, check_options, load_dialects, open_store
 from outrider.gateway.router import Gateway
+from outrider.types import Mode
 
 __all__ = ["GatewayOptions", "GatewayServer", "serve"]
 
@@ -57,6 +58,11 @@ class GatewayServer:
         host = f"[{options.host}]" if ":" in options.host else options.host
         self.base_url = f"http://{host}:{self.port}"
         message = f"outrider gateway: ready on {self.base_url}"
+        if options.mode in (Mode.PASSTHROUGH, Mode.RECORD) and not options.takes_unkeyed:
+            message += (
+                "\noutrider gateway: calls without an attempt key are refused (--unkeyed "
+                f"{options.unkeyed}); --unkeyed allow lets everybody in who reaches this address"
+            )
         config = server_config(
             self._gateway, header_timeout_s=options.header_timeout_s, idle_timeout_s=options.idle_timeout_s
         )
