@@ -12,7 +12,7 @@ from rich.console import Console
 from outrider.errors import ConfigError
 from outrider.reports.inspect import list_rollouts, show_rollout
 from outrider.reports.tokens import pieces, strength
-from outrider.types import CallState, Fidelity, RolloutState
+from outrider.types import CallState, Fidelity, Retry, RolloutState
 
 
 @pytest.fixture
@@ -196,3 +196,12 @@ def test_pieces_are_one_for_each_id_or_none():
     assert pieces([0, 1], lambda ids: ["a", "b"]) == ["a", "b"]
     assert pieces([0, 1], lambda ids: ["ab"]) is None
     assert pieces([0, 1], None) is None
+
+
+def test_a_call_shows_which_replica_answered_and_what_was_tried_before(store):
+    tried = Retry(replica="http://gpu-1", status=0, error="upstream_cut: gone", duration_s=1.5, wait_s=0.1)
+    refused = dataclasses.replace(tried, status=503, error="")
+    change_calls(store, "step-0001-000-1", replica="http://gpu-2", retries=(tried, refused))
+    text = seen(store, "step-0001-000-1")
+    assert "http://gpu-2" in text
+    assert "sent before: no answer of http://gpu-1 after 1.5 s (upstream_cut: gone); HTTP 503 of http://gpu-1" in text

@@ -13,7 +13,7 @@ from rich.text import Text
 from outrider.reports.conversation import Message, Turn
 from outrider.reports.text import clean, duration, number, one_line
 from outrider.reports.tokens import BOUNDS, Tokenizer, pieces, strength
-from outrider.types import Call, CallState, Choice, Fidelity, IntArray
+from outrider.types import Call, CallState, Choice, Fidelity, IntArray, Retry
 
 STRENGTH_STYLES = ("bold red", "yellow", "cyan", "green", "dim green")  # from hardly expected to near-certain
 _MESSAGE_LIMIT = 2000  # characters
@@ -33,6 +33,8 @@ def call_view(
         parts.append(Text(f"continues call {turn.continues + 1}: {turn.repeated} messages as there", "dim"))
     parts += [_message(message, limit, "blue") for message in turn.new]
     parts += [_message(message, limit, "magenta") for message in turn.replies]
+    if call.retries:
+        parts.append(Text(f"sent before: {one_line('; '.join(map(_sending, call.retries)), 500)}", "yellow"))
     if call.error:
         parts.append(Text(f"error: {one_line(call.error, 500)}", "red"))
     parts.append(_tokens(call, _known_context(turn, prompts), tokenizer, all_tokens=all_tokens))
@@ -63,10 +65,16 @@ def _facts(call: Call) -> Text:
     usage = ""
     if call.usage is not None:
         usage = f", {call.usage.prompt_tokens:,} prompt and {call.usage.completion_tokens:,} completion tokens"
-    text.append(f"\n{duration(call.duration_s)}{first}{usage}", "dim")
+    replica = f", {one_line(call.replica, 100)}" if call.replica else ""
+    text.append(f"\n{duration(call.duration_s)}{first}{usage}{replica}", "dim")
     if call.sampling:
         text.append(f", {one_line(', '.join(f'{key} {value}' for key, value in call.sampling.items()), 200)}", "dim")
     return text
+
+
+def _sending(retry: Retry) -> str:
+    status = f"HTTP {retry.status}" if retry.status else "no answer"
+    return f"{status} of {retry.replica} after {duration(retry.duration_s)}{retry.error and f' ({retry.error})'}"
 
 
 def _versions(call: Call) -> str:
