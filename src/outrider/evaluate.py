@@ -65,9 +65,13 @@ def begin(name: str, config: RunConfig, tasks: Sequence[Task], *, step: int, pol
 
 
 def plan(name: str, step: int, tasks: Sequence[Task], samples: int) -> list[Rollout]:
-    """One greedy rollout a task and `samples` at temperature 1."""
+    """One greedy rollout a task and `samples` at temperature 1, where a seed of the harness would make them the same."""
     rollouts = []
-    for kind, count, sampling in (("greedy", 1, {"temperature": 0.0}), ("sampled", samples, {"temperature": 1.0})):
+    kinds: tuple[tuple[str, int, Json], ...] = (
+        ("greedy", 1, {"temperature": 0.0}),
+        ("sampled", samples, {"temperature": 1.0, "seed": None}),
+    )
+    for kind, count, sampling in kinds:
         for index in range(count):
             rollouts += [
                 Rollout(
