@@ -73,15 +73,7 @@ def make_batch(
     find_estimator(estimator)  # before anything else, as a wrong name explains all that follows
     weigh = find(NORMALISATIONS, normalisation, "train.normalisation")
     tokens = _trained_tokens(samples, rewards, groups)
-    excluded: Counter[str] = Counter()
-    counted: list[str] = []
-    for rollout_id, reward in rewards.items():
-        if reward is None or not math.isfinite(reward):
-            excluded[NO_REWARD] += rollout_id in tokens
-        elif not tokens.get(rollout_id):
-            excluded[NOTHING_TRAINABLE] += 1
-        else:
-            counted.append(rollout_id)
+    counted, excluded = _counted(rewards, tokens)
     chosen = set(counted)
     at = [i for i, sample in enumerate(samples) if sample.rollout_id in chosen and sample.loss_mask.any()]
     scored = [samples[i] for i in at]
@@ -116,6 +108,20 @@ def make_batch(
         advantages=MappingProxyType(_means(counted, tokens, scored, credit.advantages)),
         excluded=+excluded,
     )
+
+
+def _counted(rewards: Mapping[str, float | None], tokens: Mapping[str, int]) -> tuple[list[str], Counter[str]]:
+    """The rollouts that count, and how many do not, by reason."""
+    excluded: Counter[str] = Counter()
+    counted: list[str] = []
+    for rollout_id, reward in rewards.items():
+        if reward is None or not math.isfinite(reward):
+            excluded[NO_REWARD] += rollout_id in tokens
+        elif not tokens.get(rollout_id):
+            excluded[NOTHING_TRAINABLE] += 1
+        else:
+            counted.append(rollout_id)
+    return counted, excluded
 
 
 def _means(
