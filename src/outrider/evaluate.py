@@ -65,7 +65,7 @@ def begin(name: str, config: RunConfig, tasks: Sequence[Task], *, step: int, pol
 
 
 def plan(name: str, step: int, tasks: Sequence[Task], samples: int) -> list[Rollout]:
-    """One greedy rollout a task and `samples` at temperature 1, where a seed of the harness would make them the same."""
+    """One greedy rollout a task and `samples` at temperature 1, which a seed of the harness must not make the same."""
     rollouts = []
     kinds: tuple[tuple[str, int, Json], ...] = (
         ("greedy", 1, {"temperature": 0.0}),

@@ -189,6 +189,11 @@ def check(config: TrainConfig) -> None:
     find_state(config.gigpo_state)
     check_methods(config.correction)
     bounds(config)
+    if config.advantage == "pass_at_k" and config.kl_coef and config.kl_in == "reward":
+        raise ConfigError(
+            "train.kl_in: pass_at_k asks whether a rollout is solved, which a KL taken off its reward would decide; "
+            "take the KL into the loss."
+        )
     if config.dynamic_filter and config.advantage in ESTIMATORS and config.advantage not in GROUP_BASELINES:
         raise ConfigError(
             f"train.dynamic_filter: {config.advantage} learns from groups whose rewards are equal too, so none may be "
