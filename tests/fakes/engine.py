@@ -95,6 +95,7 @@ class ScriptedEngine:
         self.port = 0
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, name="scripted engine", daemon=True)
 
     @property
@@ -138,13 +139,21 @@ class ScriptedEngine:
         app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
+        assert self._runner.server is not None
+        self._server = await self._loop.create_server(self._runner.server, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
 
     async def _stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._runner is None or self._server is None:
+            return
+        # When a server closes, asyncio leaks what it has accepted and not yet given to a protocol. So no more is
+        # accepted now, and the server closes some rounds of the loop later.
+        for listening in self._server.sockets:
+            self._loop.remove_reader(listening.fileno())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        self._server.close()
+        await self._runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/health":
