@@ -166,6 +166,8 @@ def test_missing_ids_wrong_lengths_and_nan_are_refused(name):
     with pytest.raises(BatchError, match="not finite"):
         ESTIMATORS[name](f32(1, np.nan), ["g", "g"])
     assert ESTIMATORS[name](f32(), []).shape == (0,)
+    numbered = ESTIMATORS[name](f32(1, 0, 1, 1), [0, 0, 1, 1])  # a notebook's groups: 0 is an id too
+    np.testing.assert_array_equal(numbered, ESTIMATORS[name](f32(1, 0, 1, 1), ["a", "a", "b", "b"]))
 
 
 @pytest.mark.parametrize("name", ["opo", "reinforce_pp", "reinforce_pp_baseline"])

@@ -19,8 +19,9 @@ def checked(rewards: FloatArray, groups: Sequence[str]) -> Doubles:
     values = np.asarray(rewards, dtype=np.float64)
     if values.shape != (len(groups),):
         raise BatchError(f"rewards have shape {values.shape} for {len(groups)} group ids; there must be one for each.")
-    if not all(groups):
-        raise BatchError(f"rollout {list(groups).index('')} has no group id; there is no default group.")
+    missing = next((index for index, group in enumerate(groups) if group is None or group == ""), None)
+    if missing is not None:
+        raise BatchError(f"rollout {missing} has no group id; there is no default group.")
     if not np.isfinite(values).all():
         raise BatchError("a reward is not finite; leave unscored rollouts out before estimating advantages.")
     return values
