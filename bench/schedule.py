@@ -159,9 +159,8 @@ class Bench:
             finally:
                 store.close()
 
-    def _run(self, mode: Mode, store: SqliteStore, folder: Path) -> Json:
-        args, agents = self.args, Agents(store, self)
-        reconciler = Reconciler(
+    def _reconciler(self, agents: Agents, store: SqliteStore, folder: Path) -> Reconciler:
+        return Reconciler(
             store=store,
             executor=agents,
             reward=reward,
@@ -169,14 +168,17 @@ class Bench:
             env_for_key=lambda key: {},
             workdir=folder / "work",
             observer=Silent(),
-            concurrency=args.concurrency,
+            concurrency=self.args.concurrency,
             max_attempts=1,
             reward_timeout_s=60.0,
             stop=threading.Event(),
         )
+
+    def _run(self, mode: Mode, store: SqliteStore, folder: Path) -> Json:
+        args, agents = self.args, Agents(store, self)
         sampler = Shuffle([Task(id=str(i), fields={}) for i in range(64)], seed=0, success=1.0)
         scheduler = Scheduler(
-            reconciler,
+            self._reconciler(agents, store, folder),
             self.plan,
             sampler,
             mode=mode,
