@@ -78,7 +78,7 @@ class GatewayOptions(Section, frozen=True, kw_only=True):
         Meta(description="All dialects the upstream speaks itself; others are translated to chat completions."),
     ] = ("openai_chat", "openai_completions")
     admin_key: Annotated[str, Meta(description=f"Opens all of /admin; best given as OUTRIDER_ADMIN_KEY. {_KEY}")] = ""
-    trainer_key: Annotated[str, Meta(description=f"Opens pause, resume, rewards and reading. {_KEY}")] = ""
+    trainer_key: Annotated[str, Meta(description=f"Opens attempts, pause, resume, rewards and reading. {_KEY}")] = ""
     grader_key: Annotated[str, Meta(description=f"Opens rewards and reading. {_KEY}")] = ""
     read_key: Annotated[str, Meta(description=f"Opens reading. {_KEY}")] = ""
     reward_min: Annotated[float, Meta(description="Rewards and feedback below it are refused.")] = -1e6
