@@ -305,3 +305,18 @@ def test_an_estimator_and_a_loss_of_ones_own(own):
     for name, said in (("wrong", "unit 'week'"), ("nothing", "is no function"), ("absent", "has no 'absent'")):
         with pytest.raises(ConfigError, match=rf"train\.advantage.*{said}"):
             check(TrainConfig(advantage=f"own_credit:{name}"))
+
+
+def test_a_difference_that_is_no_number_is_not_what_is_usual():
+    one = learner(stop_on_mismatch_jump=3.0)
+    one.recall({"logprob_diff_mean": None})  # as a step with a gradient that was not finite is recorded
+    for step, difference in enumerate((0.01, 0.01, 0.01), start=1):
+        one.backend.difference = difference
+        run(one, step)
+    one.backend.difference = float("nan")
+    with pytest.raises(RunError, match="disagree"):
+        run(one, 4)
+    quiet = learner()
+    quiet.backend.difference = float("nan")
+    run(quiet)
+    assert quiet._differences == []

@@ -47,43 +47,6 @@ def test_R08_late_calls_and_rewards_of_a_dead_attempt_are_stored_and_never_count
     assert all(LATE_REWARD not in record["excluded"] for record in run.steps())  # it is no late one of a live attempt
 
 
-# -- R10: nothing to train -------------------------------------------------------------------------------------------
-
-
-def check_skipped(run, record):
-    assert record["skipped"] is True
-    assert (record["loss"], record["tokens"]) == (0.0, 0)
-    assert record["policy_version"] == 0
-    assert (run.backend.weights, run.backend.batches) == (0, [])
-    assert (run.engine.loads, run.gateway.version) == (0, 0)
-    assert any("has nothing to learn from" in text for text in run.listener.messages)
-
-
-def test_R10_a_step_whose_groups_are_all_equal_changes_nothing_and_keeps_the_version(tmp_path):
-    run = Run(tmp_path / "run", lambda episode: 1.0, steps=1)
-    run()
-    (record,) = run.steps()
-    check_skipped(run, record)
-    assert record["excluded"] == {"rollout: group without signal": 4}
-
-
-def test_R10_a_step_without_a_trainable_token_changes_nothing_and_keeps_the_version(tmp_path):
-    run = Run(tmp_path / "run", by_member, steps=1, models=("another",))
-    run()
-    (record,) = run.steps()
-    check_skipped(run, record)
-    assert record["excluded"] == {"model not trained": 4, "rollout: nothing trainable": 4}
-    assert record["excluded_tokens"] == {"model not trained": 8}
-
-
-def test_R10_a_run_goes_on_after_a_step_without_signal(tmp_path):
-    run = Run(tmp_path / "run", lambda episode: by_member(episode) if "step-0002" in episode.attempt.id else 0.0)
-    run()
-    assert [record.get("skipped", False) for record in run.steps()] == [True, False]
-    assert [record["policy_version"] for record in run.steps()] == [0, 1]
-    assert run.backend.weights == 1
-
-
 # -- R12: versions ---------------------------------------------------------------------------------------------------
 
 
@@ -267,21 +230,6 @@ def test_rewards_of_single_calls_reach_the_estimator(tmp_path):
     assert good[0] > bad[0]  # its first call leads to the reward of the second
     assert good[2] > good[0]  # which is nearer to it
     assert not np.array_equal(good, bad)
-
-
-def test_a_dynamic_filter_sees_what_the_estimator_sees(tmp_path):
-    """All rollouts earn 0 in the end; in the first two groups one of each earned something by a call."""
-
-    def by_call(episode):
-        earned = episode.attempt.rollout_id in ("step-0001-000-1", "step-0001-002-1")
-        return Score(value=0.0, calls={episode.calls[0].id: float(earned)})
-
-    run = Run(tmp_path / "run", by_call, steps=1, groups=2, dynamic_filter=True, advantage="return_to_go")
-    run()
-    (record,) = run.steps()
-    assert record["groups_trained"] == 1  # the others had none, however many were tried
-    assert record["excluded"]["group: no signal, replaced"] == 5
-    assert {row.sample.group_id for row in run.backend.batches[0]} == {"step-0001-000"}
 
 
 # -- evaluation and the best weights ---------------------------------------------------------------------------------

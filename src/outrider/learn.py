@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -64,7 +65,7 @@ class Learner:
         """Take up what the record of an earlier step says."""
         if "reward_baseline" in record:
             self.baseline = RunningMean(*record["reward_baseline"])
-        if "logprob_diff_mean" in record:
+        if record.get("logprob_diff_mean") is not None:
             self._remember(record["logprob_diff_mean"])
 
     def batch(
@@ -177,7 +178,8 @@ class Learner:
         self._remember(difference)
 
     def _remember(self, difference: float) -> None:
-        self._differences = [*self._differences, difference][-HISTORY:]
+        if math.isfinite(difference):
+            self._differences = [*self._differences, difference][-HISTORY:]
 
 
 def check(config: TrainConfig) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shutil
 from dataclasses import dataclass
@@ -98,7 +99,8 @@ class RunFolder:
         return [json.loads(line) for line in lines[:-1] if line.strip()]
 
     def append(self, record: Json) -> None:
-        line = json.dumps(record, ensure_ascii=False, allow_nan=False)
+        """Add a line, durably. A number that is not finite, such as the loss of a skipped update, becomes null."""
+        line = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
         with self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
             file.flush()
@@ -206,6 +208,14 @@ def write_atomically(file: Path, text: str) -> None:
         out.flush()
         os.fsync(out.fileno())
     temporary.replace(file)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _differing(old: Any, new: Any, where: str) -> list[str]:
