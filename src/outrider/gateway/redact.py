@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from outrider.gateway.json_strings import strings_in, strings_of
-from outrider.gateway.redact_patterns import Pattern, email_addresses, patterns
+from outrider.gateway.redact_patterns import Patterns, email_addresses, patterns
 from outrider.jsontext import replaced, value_spans
 from outrider.types import Call, Choice, Fidelity
 
@@ -111,7 +111,7 @@ class Redactor:
         self._seen = _Seen()
 
     @functools.cached_property
-    def _patterns(self) -> list[Pattern]:
+    def _patterns(self) -> list[Patterns]:
         return patterns(self._own)
 
     def call(self, call: Call, credentials: Sequence[str] = ()) -> tuple[Call, Counter[str]]:
@@ -235,8 +235,9 @@ class Redactor:
         """What to take out, in order and without overlap."""
         found = [
             _Span(*match.span("secret" if "secret" in regex.groupindex else 0), kind)
-            for kind, regex, words in self._patterns
+            for words, kinds in self._patterns
             if not words or any(word in text for word in words)
+            for kind, regex in kinds
             for match in regex.finditer(text)
         ]
         found += [_Span(start, end, "email") for start, end in email_addresses(text)]

@@ -60,22 +60,24 @@ _EMAIL = re.compile(r"@(?:[A-Za-z0-9-]{1,63}\.)+[A-Za-z]{2,24}(?![A-Za-z0-9])")
 _LOCAL_PART = re.compile(r"(?:(?<=\\[nrtbf])|(?<![\\A-Za-z0-9_.+-]))[A-Za-z0-9_.+-]{1,64}\Z")
 
 
-class Pattern(NamedTuple):
-    kind: str
-    regex: re.Pattern[str]
-    """What to take out is its group ``secret`` where it has one."""
+class Patterns(NamedTuple):
+    """Those that the same words lead to."""
+
     words: tuple[str, ...]
     """One of them must be there; none where a look is cheap."""
+    kinds: list[tuple[str, re.Pattern[str]]]
+    """Kind and expression. What to take out is the expression's group ``secret`` where it has one."""
 
 
-def patterns(own: Sequence[str]) -> list[Pattern]:
+def patterns(own: Sequence[str]) -> list[Patterns]:
     """All of them; `own` are the user's."""
-    found = [Pattern(kind, re.compile(pattern), ()) for kind, pattern in _OWN]
-    found += [Pattern("pattern", re.compile(pattern), ()) for pattern in own]
+    found: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    found[""] = [(kind, re.compile(pattern)) for kind, pattern in _OWN]
+    found[""] += [("pattern", re.compile(pattern)) for pattern in own]
     for module, name, kind, words in _DETECTORS:
         detector = getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), name)
-        found += [Pattern(kind, pattern, tuple(filter(None, words.split("|")))) for pattern in detector.denylist]
-    return found
+        found.setdefault(words, []).extend((kind, pattern) for pattern in detector.denylist)
+    return [Patterns(tuple(filter(None, words.split("|"))), kinds) for words, kinds in found.items()]
 
 
 def email_addresses(text: str) -> Iterator[tuple[int, int]]:
