@@ -250,6 +250,7 @@ def test_a_mismatch_is_no_matter_by_default():
         ({"correction": ("token_tis", "sequence_tis")}, r"train\.correction: token_tis and sequence_tis both"),
         ({"dynamic_filter": True, "advantage": "reinforce_pp"}, r"train\.dynamic_filter: reinforce_pp learns from"),
         ({"dynamic_filter": True, "advantage": "gae"}, r"train\.dynamic_filter: gae learns from"),
+        ({"advantage": "pass_at_k", "pass_k": 4, "group_size": 4}, r"train\.pass_k: of 4 rollouts each set of 4"),
         ({"advantage": "pass_at_k", "kl_coef": 0.1, "kl_in": "reward"}, r"train\.kl_in: pass_at_k asks whether"),
         ({"icepop_low": 2.0, "icepop_high": 1.0}, r"train\.icepop_low: 2 is above icepop_high, 1"),
         ({"geometric_low": 1.5}, r"train\.geometric_low: 1\.5 is above geometric_high"),

@@ -181,7 +181,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
         float, Meta(ge=0, le=1, description="Discount from call to call; with gae from token to token.")
     ] = 1.0
     gae_lambda: Annotated[float, Meta(ge=0, le=1, description="Lambda of gae: 1 trusts returns, 0 the critic.")] = 1.0
-    pass_k: Annotated[int, Meta(ge=1, description="Tries of pass_at_k.")] = 4
+    pass_k: Annotated[int, Meta(ge=1, description="Tries of pass_at_k, below `group_size`.")] = 4
     gigpo_weight: Annotated[float, Meta(ge=0, description="Weight of gigpo's comparison between equal states.")] = 1.0
     gigpo_state: Annotated[
         str,

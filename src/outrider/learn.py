@@ -191,6 +191,15 @@ def check(config: TrainConfig) -> None:
     find_state(config.gigpo_state)
     check_methods(config.correction)
     bounds(config)
+    _check_together(config)
+
+
+def _check_together(config: TrainConfig) -> None:
+    if config.advantage == "pass_at_k" and config.pass_k >= config.group_size:
+        raise ConfigError(
+            f"train.pass_k: of {config.group_size} rollouts each set of {config.pass_k} is the whole group, which "
+            "tells none of them apart; pass_k must be below group_size."
+        )
     if config.advantage == "pass_at_k" and config.kl_coef and config.kl_in == "reward":
         raise ConfigError(
             "train.kl_in: pass_at_k asks whether a rollout is solved, which a KL taken off its reward would decide; "

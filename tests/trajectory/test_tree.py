@@ -336,3 +336,8 @@ def test_too_long_may_leave_out_the_whole_rollout():
     assert (samples.samples, samples.excluded) == ((), Counter(too_long=2))
     assert samples.excluded_tokens == Counter(too_long=4)
     assert len(cut(build(calls), max_tokens=7, too_long="drop_rollout").samples) == 2
+
+
+def test_there_is_no_rule_that_keeps_the_end():
+    with pytest.raises(TrajectoryError, match=r"too_long: there is no 'keep_end'. Known: drop, .*cut"):
+        cut(build([call([1], [2], seq=1)]), too_long="keep_end")

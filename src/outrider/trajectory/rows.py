@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -56,6 +56,8 @@ def cut(
     too_long: TooLong,
 ) -> SampleSet:
     """See `Tree.samples`. `outside` is what is not in the tree at all."""
+    if too_long not in get_args(TooLong):
+        raise TrajectoryError(f"too_long: there is no {too_long!r}. Known: {', '.join(get_args(TooLong))}.")
     excluded = Exclusions()
     waiting: dict[Branch, None] = {}  # a set that keeps its order
     for branch in branches:

@@ -53,7 +53,8 @@ class Tree:
         The beginning is never cut: a token was sampled in its whole context, and in no other one.
 
         Answers at different temperatures go to different rows. Greedy answers (temperature 0) stay context: their
-        log-prob is 0 by definition, so a policy gradient says nothing about them.
+        log-prob is 0 by definition, so a policy gradient says nothing about them. Raises `TrajectoryError` on another
+        rule than these.
         """
         return cut(
             self.branches,
