@@ -126,6 +126,18 @@ def test_no_replica_or_one_twice_is_refused(start, upstream):
 # -- health ------------------------------------------------------------------------------------------------------------
 
 
+def test_the_log_tells_that_a_replica_is_down_and_that_it_is_up_again(start, engines, caplog):
+    with start(mode="train", **options(engines)) as gateway:
+        name = engines[1].base_url
+        gateway.chat(gateway.open())  # from now on they are looked at
+        engines[1].stop()
+        wait_up(gateway, engines[1], up=False)
+        engines[1].start()
+        wait_up(gateway, engines[1])
+    told = [record.getMessage() for record in caplog.records if name in record.getMessage()]
+    assert [line.partition(": ")[0] for line in told] == [f"replica {name} is down", f"replica {name} is up again"]
+
+
 def test_a_rollout_moves_when_its_replica_dies_and_does_not_go_back(start, engines):
     with start(mode="train", upstream_retries=2, **options(engines)) as gateway:
         key = gateway.open()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import math
 import random
 import time
@@ -17,6 +18,8 @@ from outrider.gateway.retry import NEVER_SENT
 from outrider.gateway.upstream import Upstream
 from outrider.gateway.upstream_errors import Code, Timeouts, UpstreamError
 from outrider.types import Json
+
+log = logging.getLogger("outrider.gateway")
 
 PINS = 16_384  # rollouts whose replica is remembered; a forgotten one is given the same again unless it had moved
 OVERLOAD = 1.25  # a replica takes no new rollout while it has this many times the mean of calls
@@ -89,6 +92,7 @@ class Replica:
         if self.up and self._bad >= self._health.fall:
             self.up = False
             self.times_down += 1
+            log.warning("replica %s is down: %s", self.name, reason)
             self.watch(always=False)
 
     async def _watch(self, always: bool) -> None:
@@ -104,6 +108,8 @@ class Replica:
                     continue
                 self._good += 1
                 if self._good >= self._health.rise:
+                    if not self.up:
+                        log.warning("replica %s is up again", self.name)
                     self._bad = self._good = 0
                     self.up = True
         finally:
