@@ -279,6 +279,25 @@ def test_R09_a_reward_that_hangs_is_told(make):
     assert "longer than 0.2 s" in got.reason
 
 
+def test_R09_to_wait_for_a_thread_that_scores_is_not_the_rewards_fault(make):
+    """All end at once, each is scored well within its time, all of them one after the other are not."""
+    reconciler = make(reward=lambda episode: time.sleep(0.25) or 1.0, reward_timeout_s=1.0, concurrency=24)
+    got = reconciler.run(rollouts(24))
+    assert {(r.failure, r.reward, r.attempt) for r in got} == {(Failure.NONE, 1.0, 1)}
+
+
+def test_R09_rewards_that_hang_leave_threads_for_the_others(make):
+    release = threading.Event()
+
+    def reward(episode):
+        hangs = int(episode.task.id[1:]) < 6  # more than there are threads
+        return release.wait(60) if hangs else 1.0
+
+    got = make(reward=reward, reward_timeout_s=0.2, max_attempts=1, concurrency=12).run(rollouts(12))
+    release.set()
+    assert [r.reward for r in got] == [None] * 6 + [1.0] * 6
+
+
 def test_R09_policy_failures_are_graded(make):
     ends = {
         "r0.a1": replace(OK, exit_code=1),

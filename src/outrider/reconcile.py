@@ -30,6 +30,8 @@ from outrider.types import (
     Session,
 )
 
+REWARDS_AT_ONCE = 4
+"""Threads that score."""
 FAIL_FAST = 8
 """If this many attempts end and not one is scored, the set-up is wrong and waiting longer teaches nothing."""
 GIVE_UP = 4
@@ -40,6 +42,18 @@ GIVE_UP = 4
 class _Running:
     rollout: Rollout
     attempt: Attempt
+
+
+@dataclass(slots=True)
+class _Scoring:
+    running: _Running
+    episode: Episode
+    began: float | None = None
+    """When a thread took it up: that it had to wait for one is not the reward's fault."""
+
+
+def _new_pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(REWARDS_AT_ONCE, thread_name_prefix="reward")
 
 
 @dataclass(slots=True)
@@ -71,8 +85,8 @@ class Reconciler:
     _queue: deque[Rollout] = field(default_factory=deque)
     _ended: dict[str, Rollout] = field(default_factory=dict)
     _running: dict[str, _Running] = field(default_factory=dict)
-    _scoring: dict[Future[Score], tuple[_Running, float]] = field(default_factory=dict)
-    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(4, thread_name_prefix="reward"))
+    _scoring: dict[Future[Score], _Scoring] = field(default_factory=dict)
+    _pool: ThreadPoolExecutor = field(default_factory=_new_pool)
     _any_scored: bool = False
     _unscored_in_a_row: int = 0
 
@@ -137,9 +151,7 @@ class Reconciler:
             self.executor.stop(running.attempt.id)
             self._close(running, "given up")
         self._scoring = {
-            future: (running, deadline)
-            for future, (running, deadline) in self._scoring.items()
-            if running.rollout.id not in unwanted
+            future: scoring for future, scoring in self._scoring.items() if scoring.running.rollout.id not in unwanted
         }
         for rollout_id in unwanted:
             rollout = self.store.rollout(rollout_id)
@@ -213,16 +225,31 @@ class Reconciler:
             timeout = 0.0 if live else patience_s
             done, _ = wait(self._scoring, timeout=timeout, return_when=FIRST_COMPLETED)
             for future in list(self._scoring):
-                running, deadline = self._scoring[future]
                 if future in done:
-                    changed.append(self._on_score(running, future))
-                    del self._scoring[future]
-                elif time.monotonic() > deadline:
-                    future.cancel()
-                    del self._scoring[future]
-                    reason = f"reward {self.reward_name} took longer than {self.reward_timeout_s:g} s"
-                    changed.append(self._finish(running, Failure.REWARD_ERROR, reason))
+                    changed.append(self._on_score(self._scoring.pop(future).running, future))
+            changed += self._give_up_slow_rewards()
         return changed
+
+    def _give_up_slow_rewards(self) -> list[Rollout]:
+        now, limit = time.monotonic(), self.reward_timeout_s
+        slow = [f for f, one in self._scoring.items() if one.began is not None and now - one.began > limit]
+        if not slow:
+            return []
+        reason = f"reward {self.reward_name} took longer than {limit:g} s"
+        changed = [self._finish(self._scoring.pop(future).running, Failure.REWARD_ERROR, reason) for future in slow]
+        # A thread can't be killed. Those that wait for one of these would wait for ever: they get new ones.
+        self._pool.shutdown(wait=False)
+        self._pool = _new_pool()
+        for future in [future for future in self._scoring if future.cancel()]:
+            self._score(self._scoring.pop(future))
+        return changed
+
+    def _score(self, scoring: _Scoring) -> None:
+        def work() -> Score:
+            scoring.began = time.monotonic()
+            return scored(self.reward, self.reward_name, scoring.episode)
+
+        self._scoring[self._pool.submit(work)] = scoring
 
     def _on_exit(self, running: _Running, ended: Exit) -> list[Rollout]:
         self.store.seal(running.attempt.id)
@@ -247,8 +274,7 @@ class Reconciler:
             calls=tuple(calls),
             workdir=self.workdir / running.attempt.id,
         )
-        future = self._pool.submit(scored, self.reward, self.reward_name, episode)
-        self._scoring[future] = (running, time.monotonic() + self.reward_timeout_s)
+        self._score(_Scoring(running, episode))
         return []
 
     def _on_score(self, running: _Running, future: Future[Score]) -> Rollout:
