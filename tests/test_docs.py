@@ -27,11 +27,11 @@ def fences(page, language):
 
 
 def typed(page):
-    """Command lines in fences and in backticks; what stands behind two spaces is a comment."""
+    """Command lines in fences and in backticks, without variables before them; behind two spaces stands a comment."""
     text = page.read_text()
     lines = [line for _, block in FENCE.findall(text) for line in block.splitlines()]
     lines += re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
-    return [re.split(r"\s{2,}|\s#\s", line.strip())[0] for line in lines]
+    return [re.split(r"\s{2,}|\s#\s", re.sub(r"^([A-Z_]+=\S+ )+", "", line.strip()))[0] for line in lines]
 
 
 COMMANDS = sorted(
