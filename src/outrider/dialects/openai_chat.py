@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from outrider.dialects import openai_wire as wire
+from outrider.dialects.openai_dialect import OpenAIDialect
 from outrider.types import Json
-from outrider.wire import UpstreamRequest, WireRequest
+from outrider.wire import WireRequest
 
 
 class _Message(msgspec.Struct, gc=False):
@@ -39,48 +40,24 @@ class _Reply(wire.ReplyFields, gc=False):
     choices: list[_Choice] | None = None
 
 
-_request = msgspec.json.Decoder(_Request)
-_reply = msgspec.json.Decoder(_Reply)
-
-
-class OpenAIChat:
+class OpenAIChat(OpenAIDialect):
     """Satisfies `wire.Dialect`."""
 
     name = "openai_chat"
     routes = ("/v1/chat/completions",)
-    translated = False
-
-    def parse(self, body: bytes) -> WireRequest:
-        return wire.parse_request(body, _request)
+    request_decoder = msgspec.json.Decoder(_Request)
+    reply_decoder = msgspec.json.Decoder(_Reply)
 
     def from_tree(self, tree: Json) -> WireRequest:
         """A request that was made here, of one in another protocol. Raises `RequestError`."""
         return wire.tree_request(tree, _Request)
 
-    def prepare(
-        self,
-        request: WireRequest,
-        *,
-        overrides: Json,
-        tokens: bool,
-        model: str = "",
-        owner: str = "",
-        call_id: str = "",
-    ) -> UpstreamRequest:
-        return wire.prepare_request(request, overrides=overrides, tokens=tokens, model=model, logprobs=_wanted_logprobs)
+    @staticmethod
+    def wanted_logprobs(fields: Mapping[str, msgspec.Raw]) -> Any:
+        asked = "logprobs" in fields and msgspec.json.decode(fields["logprobs"]) is True
+        return None if asked else True
 
-    def reader(self, request: UpstreamRequest) -> wire.OpenAIReader:
-        return wire.OpenAIReader(request, _reply, _entries)
-
-    def error(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
-        return wire.error_body(status, message, code=code, param=param)
-
-
-def _wanted_logprobs(fields: Mapping[str, msgspec.Raw]) -> Any:
-    asked = "logprobs" in fields and msgspec.json.decode(fields["logprobs"]) is True
-    return None if asked else True
-
-
-def _entries(logprobs: _Logprobs) -> tuple[list[float | None], wire.Ids]:
-    entries = logprobs.content or ()
-    return [entry.logprob for entry in entries], [entry.token_id for entry in entries]
+    @staticmethod
+    def entries(logprobs: _Logprobs) -> tuple[list[float | None], wire.Ids]:
+        found = logprobs.content or ()
+        return [entry.logprob for entry in found], [entry.token_id for entry in found]

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from outrider.dialects import openai_wire as wire
-from outrider.types import Json
-from outrider.wire import UpstreamRequest, WireRequest
+from outrider.dialects.openai_dialect import OpenAIDialect
 
 
 class _Request(wire.RequestHead, gc=False, kw_only=True):
@@ -29,44 +28,20 @@ class _Reply(wire.ReplyFields, gc=False):
     choices: list[_Choice] | None = None
 
 
-_request = msgspec.json.Decoder(_Request)
-_reply = msgspec.json.Decoder(_Reply)
-
-
-class OpenAICompletions:
+class OpenAICompletions(OpenAIDialect):
     """Satisfies `wire.Dialect`."""
 
     name = "openai_completions"
     routes = ("/v1/completions",)
-    translated = False
+    request_decoder = msgspec.json.Decoder(_Request)
+    reply_decoder = msgspec.json.Decoder(_Reply)
 
-    def parse(self, body: bytes) -> WireRequest:
-        return wire.parse_request(body, _request)
+    @staticmethod
+    def wanted_logprobs(fields: Mapping[str, msgspec.Raw]) -> Any:
+        """1 rather than 0: some engines take 0 for none."""
+        asked = bytes(fields.get("logprobs", b"null")) != b"null"
+        return None if asked else 1
 
-    def prepare(
-        self,
-        request: WireRequest,
-        *,
-        overrides: Json,
-        tokens: bool,
-        model: str = "",
-        owner: str = "",
-        call_id: str = "",
-    ) -> UpstreamRequest:
-        return wire.prepare_request(request, overrides=overrides, tokens=tokens, model=model, logprobs=_wanted_logprobs)
-
-    def reader(self, request: UpstreamRequest) -> wire.OpenAIReader:
-        return wire.OpenAIReader(request, _reply, _entries)
-
-    def error(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
-        return wire.error_body(status, message, code=code, param=param)
-
-
-def _wanted_logprobs(fields: Mapping[str, msgspec.Raw]) -> Any:
-    """1 rather than 0: some engines take 0 for none."""
-    asked = bytes(fields.get("logprobs", b"null")) != b"null"
-    return None if asked else 1
-
-
-def _entries(logprobs: _Logprobs) -> tuple[list[float | None], wire.Ids]:
-    return logprobs.token_logprobs or [], []
+    @staticmethod
+    def entries(logprobs: _Logprobs) -> tuple[list[float | None], wire.Ids]:
+        return logprobs.token_logprobs or [], []
