@@ -417,6 +417,16 @@ def overflow(message, **more):
             "input length and `max_tokens` exceed context limit: 4000 + 131072 > 4608, decrease input length or "
             "`max_tokens` and try again",
         ),
+        (
+            OPENAI.replace("in the messages", "in the prompt").format(6859, 6347, 512),
+            "prompt is too long: 6347 tokens > 4608 maximum",
+        ),
+        (
+            "This model's maximum context length is 4608 tokens, however you requested 4612 tokens (600 in your "
+            "prompt; 4012 for the completion). Please reduce your prompt; or completion length.",
+            "input length and `max_tokens` exceed context limit: 600 + 4012 > 4608, decrease input length or "
+            "`max_tokens` and try again",
+        ),
         (VLLM.format("5000"), "prompt is too long: 5000 tokens > 4608 maximum"),
         (
             "The input (345516 tokens) is longer than the model's context length (262144 tokens).",

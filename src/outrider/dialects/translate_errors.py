@@ -26,7 +26,7 @@ _LIMITS = (
     r"> (\d+)",
 )
 _PROMPTS = (
-    r"(\d+) in the messages",
+    r"(\d+) in (?:the|your) (?:messages|prompt)",
     r"(\d+) tokens from the input",
     r"resulted in (\d+) tokens",
     r"\(length (\d+)\)",
@@ -37,7 +37,7 @@ _PROMPTS = (
     r"(?<!at least )\b(\d+) input tokens",  # "at least" is where vLLM stopped counting
 )
 _COMPLETIONS = (
-    r"(\d+) in the completion",
+    r"(\d+) (?:in|for) the completion",
     r"(\d+) tokens for the completion",
     r"(\d+) output tokens",
     r"limit: \d+ \+ (\d+)",
