@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fakes.engine import Sampled, chunk, entries, plain, stream, usage
+from outrider.gateway.capture import capture
 from outrider.types import CallState, Fidelity
+from outrider.wire import ReplyTokens
 
 
 def test_T01_ids_swallowed_by_a_tool_parser_make_the_call_broken(engine, gateway):
@@ -24,6 +26,13 @@ def test_T01_ids_swallowed_by_a_tool_parser_make_the_call_broken(engine, gateway
     assert "7 completion tokens" in recorded.fidelity_reason
     assert "3 ids" in recorded.fidelity_reason
     assert gateway.client.stats()["broken"] == {"usage": 1}
+
+
+@pytest.mark.parametrize(("failure", "reason"), [("refused", "unfinished: refused"), ("", "choices: there are none")])
+def test_a_prompt_without_an_answer_says_why_there_is_none(failure, reason):
+    """Where the gateway made the prompt, its ids are known even if the engine refuses it."""
+    captured = capture(ReplyTokens(prompt_ids=[1, 2], choices=(), usage=None), failure=failure)
+    assert (captured.fidelity, captured.reason) == (Fidelity.BROKEN, reason)
 
 
 def test_T10_ids_come_from_the_entries_of_the_log_probs(engine, gateway):

@@ -41,7 +41,9 @@ def capture(reply: ReplyTokens, *, failure: str = "") -> Captured:
     if not has_ids and not reply.problem:
         fidelity, reason = Fidelity.TEXT, "text: the upstream gave no token ids"
     else:
-        reason = _problem(reply, prompt_ids, ids, logprobs) or (f"unfinished: {failure}" if failure else "")
+        unfinished = f"unfinished: {failure}" if failure else ""
+        nothing_came = not reply.choices and not reply.problem  # the gateway may know the prompt all the same
+        reason = (unfinished if nothing_came else "") or _problem(reply, prompt_ids, ids, logprobs) or unfinished
         fidelity = Fidelity.BROKEN if reason else Fidelity.EXACT
     choices = tuple(
         Choice(
