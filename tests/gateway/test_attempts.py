@@ -97,7 +97,8 @@ def test_what_is_wrong_is_named_and_opens_nothing(gateway, body, word):
 
 
 def test_what_nobody_opened_is_404(gateway):
-    for method, path in [("GET", "/admin/attempts/x"), ("POST", "/admin/attempts/x/seal")]:
+    reads = [("GET", f"/admin/attempts/x{what}") for what in ("", "/calls", "/rewards")]
+    for method, path in [*reads, ("POST", "/admin/attempts/x/seal")]:
         got = gateway.request(method, path, headers=ADMIN)
         assert (got.status, got.json["error"]["code"]) == (404, "unknown_attempt")
     with pytest.raises(EngineError, match="no attempt 'x'"):
@@ -150,3 +151,4 @@ def test_the_commands_of_the_docs_do_what_they_say(gateway):
     assert (answers[1]["sealed"], answers[1]["calls"]) == (False, 0)
     assert answers[2] == {"attempt_id": "ticket-4711", "sealed": True}
     assert gateway.client.attempt("ticket-4711")["sealed"]
+    assert gateway.request("GET", "/admin/attempts/ticket-4711/calls", headers=ADMIN).json == []

@@ -111,8 +111,12 @@ class Admin:
         if what is None:
             return await self._attempts.state(attempt_id)
         if what == b"rewards":
-            return [as_json(reward) for reward in await asyncio.to_thread(self._store.rewards, attempt_id)]
-        return [_call(call) for call in await asyncio.to_thread(self._store.calls, attempt_id)]
+            found = [as_json(reward) for reward in await asyncio.to_thread(self._store.rewards, attempt_id)]
+        else:
+            found = [_call(call) for call in await asyncio.to_thread(self._store.calls, attempt_id)]
+        if not found:
+            await self._attempts.state(attempt_id)  # raises where there is no such attempt
+        return found
 
     def _stats(self) -> Json:
         state = {
