@@ -129,6 +129,16 @@ def test_the_numbers_of_a_run_reach_the_loss():
     )
 
 
+def test_statistics_are_those_of_the_first_pass():
+    backend = Recorder()
+    passes = iter((0.01, 0.5))
+    learn = backend.forward_backward
+    backend.forward_backward = lambda rows, loss: replace(learn(rows, loss), logprob_diff_mean=next(passes))
+    _, update = run(learner(backend, epochs=2))
+    assert backend.asked == ["step", "step"]
+    assert update.stats.logprob_diff_mean == 0.01  # later the weights have moved, which is no mismatch
+
+
 def test_a_correction_recomputes_log_probs_and_tells_what_it_saw():
     backend = Recorder(old=-1.0 + np.log(4.0))
     _, update = run(learner(backend, correction=("token_tis",), tis_cap=2.0, advantage="dr_grpo"))

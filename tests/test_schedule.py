@@ -180,6 +180,16 @@ def test_a_resumed_run_goes_on_with_the_groups_that_were_open():
     assert len(set(taken + rest)) == 12
 
 
+def test_a_group_from_before_a_restart_may_be_too_old_at_once():
+    asked = []
+    fake = Fake(ticks=lambda rollout: 99 if rollout.group_id == "g0" else 1)
+    settings = {"mode": "collocated", "ahead": 2, "position": Position(next=5, open=(0,))}
+    with make(fake, too_old=lambda ids: asked.append(ids) or "", **settings) as scheduler:
+        scheduler.take()
+        scheduler.take()
+        assert asked == [["g0-0", "g0-1"]]  # those that were asked for since have until step 4
+
+
 @pytest.mark.parametrize("mode", ["sync", "collocated", "disaggregated"])
 @pytest.mark.parametrize("seed", range(5))
 def test_however_often_a_run_dies_a_group_is_in_one_finished_step_at_most_and_none_is_forgotten(mode, seed):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from dataclasses import replace
 
 from fakes.scripted_run import Run
@@ -83,3 +85,47 @@ def test_a_step_whose_gradient_is_not_finite_is_recorded_and_the_run_goes_on(tmp
     assert first["grad_norm"] is None
     assert second["loss"] == 0.5
     assert run.backend.weights == 1
+
+
+def test_weights_do_not_move_while_their_checkpoint_is_written(tmp_path):
+    run = Run(tmp_path / "run", by_member, steps=3)
+    save, move = run.backend.save, run.backend.optim_step
+    writing, moved = threading.Event(), []
+
+    def slowly(directory):
+        writing.set()
+        time.sleep(0.2)
+        save(directory)
+        writing.clear()
+
+    def optim_step(lr):
+        moved.append(writing.is_set())
+        return move(lr)
+
+    run.backend.save, run.backend.optim_step = slowly, optim_step
+    run()
+    assert moved == [False, False, False]
+
+
+def test_after_a_restart_a_sampler_sees_no_part_of_a_group_that_is_still_open(tmp_path):
+    options = {"schedule": "collocated", "max_staleness": 2}
+    run = Run(tmp_path / "run", by_member, steps=2, **options)
+    slow = {"step-0001-001-0.a1"}
+    run.agents.turns = lambda attempt_id: 10**9 if attempt_id in slow else 1
+    run()
+    again = Run(
+        tmp_path / "run",
+        by_member,
+        store=run.store,
+        backend=run.backend,
+        steps=3,
+        schedule="collocated",
+        max_staleness=2,
+    )
+    seen = []
+    with again.folder:
+        trainer = again.trainer()
+        trainer._sampler.observe = lambda rollouts: seen.append([r.id for r in rollouts])
+        trainer.run()
+    assert {len(group) for group in seen} == {2}
+    assert len({group[0] for group in seen}) == len(seen)
