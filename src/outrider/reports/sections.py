@@ -60,7 +60,7 @@ OPTIMISATION = (
     Small("lr", "learning rate", "After warm-up."),
     Small("tokens", "trained tokens", "Tokens with a loss, a step."),
     Small("tokens_per_s", "sampled tokens/s", "Per second of rollout time."),
-    Small("groups_trained", "groups trained", "Groups whose rollouts differed in reward."),
+    Small("groups_trained", "groups trained", "Groups with an advantage that is not 0."),
 )
 
 
