@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -465,3 +467,13 @@ def test_no_model_is_a_clear_error(tmp_path):
 def test_it_is_a_backend(tiny):
     made: Backend = backend(tiny)
     assert made.logprobs([]) == []
+
+
+def test_a_backend_that_nobody_needs_gives_its_memory_back(tiny, branching_rows):
+    made = backend(tiny)
+    made.forward_backward(branching_rows, LossSpec())
+    made.optim_step(1e-3)
+    optimiser, model = weakref.ref(made._optimiser), weakref.ref(made._model.module)
+    del made
+    gc.collect()
+    assert (optimiser(), model()) == (None, None)

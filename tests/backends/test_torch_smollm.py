@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +15,13 @@ from outrider.engines.embedded.weights import resolve_model
 from outrider.protocols import LossSpec
 
 pytestmark = pytest.mark.model
+
+
+@pytest.fixture(autouse=True)
+def memory_given_back() -> Iterator[None]:
+    """A model's modules refer to each other, so gigabytes would wait for the garbage collector beside later tests."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")

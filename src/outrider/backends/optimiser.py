@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import math
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -137,13 +138,21 @@ class FlatAdamW(abc.ABC):
         if parameter.dtype == gradient.dtype:
             parameter.grad = gradient
 
+        owner = weakref.ref(self)  # what a parameter's hook holds, the garbage collector cannot see
+
         def collect(parameter: Tensor) -> None:
-            self._has_gradient = True
-            if parameter.grad is not None and parameter.dtype != gradient.dtype:
-                gradient.add_(parameter.grad)
-                parameter.grad = None
+            optimiser = owner()
+            if optimiser is not None:
+                optimiser._collect(name, parameter)
 
         parameter.register_post_accumulate_grad_hook(collect)  # type: ignore[no-untyped-call]
+
+    def _collect(self, name: str, parameter: Tensor) -> None:
+        self._has_gradient = True
+        gradient = self._views["gradient"][name]
+        if parameter.grad is not None and parameter.dtype != gradient.dtype:
+            gradient.add_(parameter.grad)
+            parameter.grad = None
 
     def _forget_gradient(self) -> None:
         self._flat["gradient"].zero_()
