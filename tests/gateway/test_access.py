@@ -78,6 +78,22 @@ def test_an_unknown_route_is_404_in_the_protocols_shape(engine, gateway, path):
     refused(gateway, engine, gateway.request("GET", path), 404)
 
 
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/chat/completions", "has to end in /v1."),
+        ("/messages", "has to end in /v1."),
+        ("/v1/v1/messages", "must not end in it."),
+        ("/v1/other", "There is no POST /v1/other here."),
+    ],
+)
+def test_a_base_url_with_or_without_v1_is_pointed_out(engine, gateway, path, hint):
+    got = gateway.post(f"/s/{gateway.open()}{path}", {})
+    assert got.status == 404
+    assert got.json["error"]["message"].endswith(hint)
+    assert engine.received == []
+
+
 def test_a_model_route_takes_post_only(engine, gateway):
     refused(gateway, engine, gateway.request("GET", f"/s/{gateway.open()}{CHAT}"), 405)
 

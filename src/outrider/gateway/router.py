@@ -151,7 +151,7 @@ class Gateway:
         elif exchange.method == "HEAD" and target in (b"", b"/"):
             await exchange.respond(200, [], b"")  # Claude Code looks whether there is a server
         else:
-            raise _not_found(exchange, target)
+            raise self._not_found(exchange, target)
 
     async def _model_route(self, exchange: Exchange, key: str | None, target: bytes, dialect: Dialect) -> None:
         routed = target in self._routes
@@ -168,7 +168,7 @@ class Gateway:
         elif counter is not None and exchange.method == "POST" and counter.translated:
             await self._relay.count(exchange, counter, access)
         elif access.keyed and not self._is_model_endpoint(exchange, target):
-            raise _not_found(exchange, target)  # a key opens model endpoints, and nothing else of an engine
+            raise self._not_found(exchange, target)  # a key opens model endpoints, and nothing else of an engine
         else:
             await self._relay.forward(exchange, full, dialect, access)
 
@@ -176,6 +176,15 @@ class Gateway:
         if exchange.method == "POST":
             return target in self._routes or target in self._count_routes
         return exchange.method == "GET" and _is_models(target)
+
+    def _not_found(self, exchange: Exchange, target: bytes) -> RequestError:
+        message = f"There is no {exchange.method} {target.decode('latin-1')} here."
+        known = {*self._routes, *self._count_routes, MODELS}
+        if b"/v1" + target in known:
+            message += " This client's base URL has to end in /v1."
+        elif target.startswith(b"/v1/v1/"):
+            message += " This client adds /v1 itself: its base URL must not end in it."
+        return RequestError(message, status=404, code="not_found")
 
     async def _give_feedback(self, exchange: Exchange, key: str | None) -> None:
         if exchange.method != "POST":
@@ -229,7 +238,3 @@ def _refuse_method(exchange: Exchange, target: bytes, *, keyed: bool) -> None:
         raise RequestError("There is no WebSocket here; use POST.", status=426, code="websocket_not_supported")
     if keyed:
         raise RequestError(f"{target.decode('latin-1')} takes POST only.", status=405, code="method_not_allowed")
-
-
-def _not_found(exchange: Exchange, target: bytes) -> RequestError:
-    return RequestError(f"There is no {exchange.method} {target.decode('latin-1')} here.", status=404, code="not_found")
