@@ -471,7 +471,7 @@ def test_it_is_a_backend(tiny):
 
 def test_a_backend_that_nobody_needs_gives_its_memory_back(tiny, branching_rows):
     made = backend(tiny)
-    made.forward_backward(branching_rows, LossSpec())
+    made.forward_backward(branching_rows(), LossSpec())
     made.optim_step(1e-3)
     optimiser, model = weakref.ref(made._optimiser), weakref.ref(made._model.module)
     del made
