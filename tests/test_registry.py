@@ -1,6 +1,8 @@
 """Plug-ins by name: the message tells which of name, module, attribute or package is missing."""
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 
@@ -40,3 +42,20 @@ def test_a_module_that_lacks_a_package_names_the_package(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", list(importlib.sys.path))
     with pytest.raises(ConfigError, match="'a_package_that_is_not_there', which is not installed"):
         resolve("reward", "needs_more:f", field="reward.name", root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "extra"),
+    [("outrider.renderers.template", "jinja2", "render"), ("outrider.backends.torch", "torch", "train")],
+)
+def test_a_package_that_is_missing_names_its_extra(module, package, extra):
+    """In a process of its own, since here both are imported."""
+    script = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        f"from outrider.registry import load_attr\n"
+        f"try:\n    load_attr('{module}:x', field='f')\n"
+        "except Exception as error:\n    print(error)"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert f"'{package}'" in told
+    assert f"pip install 'outrider[{extra}]'" in told

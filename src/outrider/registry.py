@@ -72,9 +72,10 @@ def load_attr(target: str, *, field: str, root: Path | None = None) -> Any:
             raise ConfigError(
                 f"{field}: there is no module {module_name!r} (looked in {root or 'sys.path'})."
             ) from error
+        extra = "render" if module_name.startswith("outrider.renderers.") else "train"
         raise ConfigError(
             f"{field}: {module_name!r} needs the package {error.name!r}, which is not installed."
-            + (" Install the extra: pip install 'outrider[train]'." if module_name.startswith("outrider.") else "")
+            + (f" Install the extra: pip install 'outrider[{extra}]'." if module_name.startswith("outrider.") else "")
         ) from error
     try:
         found: Any = module
