@@ -198,6 +198,11 @@ def test_pieces_are_one_for_each_id_or_none():
     assert pieces([0, 1], None) is None
 
 
+def test_a_call_shows_how_its_prompt_came_about(store):
+    change_calls(store, "step-0001-000-1", continuation="engine: a forced tool call")
+    assert "prompt engine: a forced tool call" in " ".join(seen(store, "step-0001-000-1").split())
+
+
 def test_a_call_shows_which_replica_answered_and_what_was_tried_before(store):
     tried = Retry(replica="http://gpu-1", status=0, error="upstream_cut: gone", duration_s=1.5, wait_s=0.1)
     refused = dataclasses.replace(tried, status=503, error="")

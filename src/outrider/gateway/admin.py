@@ -155,6 +155,7 @@ def _call(call: Call) -> Json:
         "streamed": call.streamed,
         "fidelity": call.fidelity,
         "fidelity_reason": call.fidelity_reason,
+        "continuation": call.continuation,
         "replica": call.replica,
         "retries": msgspec.to_builtins(call.retries),
         "started_at": call.started_at,

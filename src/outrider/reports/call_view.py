@@ -67,6 +67,8 @@ def _facts(call: Call) -> Text:
         usage = f", {call.usage.prompt_tokens:,} prompt and {call.usage.completion_tokens:,} completion tokens"
     replica = f", {one_line(call.replica, 100)}" if call.replica else ""
     text.append(f"\n{duration(call.duration_s)}{first}{usage}{replica}", "dim")
+    if call.continuation:
+        text.append(f", prompt {one_line(call.continuation, 200)}", "dim")
     if call.sampling:
         text.append(f", {one_line(', '.join(f'{key} {value}' for key, value in call.sampling.items()), 200)}", "dim")
     return text
