@@ -178,6 +178,18 @@ def test_S09_a_broken_plain_answer_is_told_and_kept_out(start, way, streamed):
             assert call.error.startswith("upstream_") or unnamed, fault
 
 
+@ALL_WAYS
+@pytest.mark.parametrize("status", [301, 307, 308])
+def test_a_redirection_does_not_lead_an_agent_around_the_gateway(start, engine, way, status):
+    """Such as http:// for https://, given as --upstream."""
+    with start(**way.options) as gateway:
+        engine.answers.append(Answer(status=status, headers={"location": "https://elsewhere/v1"}))
+        got = gateway.post(f"/s/{gateway.open()}{way.path}", way.ask)
+        assert (got.status, got.headers.get("location")) == (502, None)
+        assert is_error(way, got.json)
+        assert "--upstream has to name the target" in failed(gateway, "attempt-1").error
+
+
 # -- streams -----------------------------------------------------------------------------------------------------------
 
 HEAD = chunked_head()

@@ -110,8 +110,13 @@ class RecordedCall:
             await self._exchange.respond(reply.status, headers, reply.body)
 
     def _read_body(self, status: int, body: bytes) -> ErrorReply:
-        """What the agent gets. Raises `UpstreamError` for a success that holds no answer."""
+        """What the agent gets. Raises `UpstreamError` for a success that holds no answer, and for a redirection: an
+        agent that follows it goes around the gateway, and nothing of it is recorded."""
         record = self._record
+        if 300 <= status < 400:
+            raise UpstreamError(
+                "upstream_invalid", f"it redirects with status {status}; --upstream has to name the target"
+            )
         if not 200 <= status < 300:
             record.refused(status)
             return record.reader.error_body(status, body)
