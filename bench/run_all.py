@@ -10,9 +10,13 @@ HERE = Path(__file__).parent
 COMMANDS = (
     ("startup.py",),
     ("gateway.py",),
+    ("observing.py",),
+    ("continuation.py",),
+    ("reliability.py",),
     ("trajectory.py",),
     ("schedule.py",),
     ("backend.py",),
+    ("prefix.py",),
     ("engine.py",),
     ("quickstart.py",),
 )
