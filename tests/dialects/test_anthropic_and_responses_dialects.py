@@ -9,6 +9,7 @@ import pytest
 from dialects.chat_streams import USAGE, call_delta, calls, chunk, end, plain
 from outrider.dialects.anthropic_messages import AnthropicMessages
 from outrider.dialects.openai_responses import OpenAIResponses
+from outrider.dialects.openai_responses_history import RecentResponses
 from outrider.dialects.translate_dialect import TranslatedReader, TranslatedRequest
 from outrider.errors import RequestError
 from outrider.types import Usage
@@ -223,6 +224,15 @@ def test_nobody_can_name_another_owners_response():
     for other in ("b", ""):
         with pytest.raises(RequestError, match="not found"):
             named(other, id)
+
+
+def test_a_request_that_is_too_large_to_be_kept_is_not_held_until_the_answer_has_come():
+    dialect = OpenAIResponses(history=RecentResponses(max_bytes=4000))
+    for length, held in ((100, True), (1000, False)):
+        prepared, reader = open_call(dialect, {**RESPONSES, "input": "x" * length})
+        assert isinstance(prepared, TranslatedRequest)
+        assert bool(prepared.translation.state.items) is held
+        assert b"Hi" in reader.body(json.dumps(plain({"content": "Hi"})).encode())
 
 
 def test_a_response_that_is_not_to_be_stored_is_forgotten():

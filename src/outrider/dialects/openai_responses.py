@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from outrider.dialects import openai_wire as wire
@@ -72,6 +74,8 @@ class OpenAIResponses:
             history=self._history.of(owner),
             late_system=self._late_system,
         )
+        if len(request.body) > self._history.longest:  # nor need it be held until the answer has come
+            translation = replace(translation, state=replace(translation.state, items=(), history=None))
         return prepare_translated(translation, overrides=overrides, tokens=tokens, model=model)
 
     def reader(self, request: UpstreamRequest) -> ReplyReader:
@@ -98,8 +102,8 @@ class OpenAIResponses:
         fields = request.fields
         try:
             previous = msgspec.json.decode(fields["previous_response_id"]) if "previous_response_id" in fields else None
-            # To look into all of the input would cost more than all else that is done with it here.
-            refers = "input" in fields and _REFERENCE in bytes(fields["input"])
+            # To parse all of the input would cost more than all else that is done with it here.
+            refers = "input" in fields and _REFERENCE in request.body
             items = msgspec.json.decode(fields["input"]) if refers else []
         except (msgspec.DecodeError, RecursionError):
             return ()  # `prepare` says what is wrong with it

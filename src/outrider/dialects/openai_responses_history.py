@@ -50,6 +50,11 @@ class RecentResponses:
         self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
         self._lock = threading.Lock()
 
+    @property
+    def longest(self) -> int:
+        """Bytes of JSON above which a response is not kept."""
+        return self._max_bytes // 4
+
     def of(self, owner: str) -> ResponseHistory:
         """The responses of one owner, such as an attempt."""
         return _OwnResponses(self, owner)
@@ -77,7 +82,7 @@ class RecentResponses:
 
     def put(self, owner: str, response_id: str, items: Sequence[Json], previous: str = "") -> None:
         data = _encode(list(items))
-        if len(data) > self._max_bytes // 4:
+        if len(data) > self.longest:
             return
         with self._lock:
             before = self._kept.pop((owner, response_id), None)
