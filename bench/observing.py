@@ -18,11 +18,11 @@ import numpy as np
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from outrider.gateway.counters import Counters
-from outrider.gateway.logs import CallLog, LogWriter
-from outrider.gateway.note import Note, Observer
-from outrider.gateway.prometheus import Gauges, Metrics
-from outrider.gateway.tracing import Tracer
+from outrider.gateway.telemetry.counters import Counters
+from outrider.gateway.telemetry.logs import CallLog, LogWriter
+from outrider.gateway.telemetry.note import Note, Observer
+from outrider.gateway.telemetry.prometheus import Gauges, Metrics
+from outrider.gateway.telemetry.tracing import Tracer
 from outrider.types import Call, CallState, Choice, Fidelity, Mode, Usage
 
 ROUNDS = 5

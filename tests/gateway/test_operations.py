@@ -17,10 +17,10 @@ from fakes.gateway import ADMIN_KEY, CHAT, COMPLETIONS, MESSAGES, wait_for
 from fakes.process import GatewayProcess
 from fakes.records import make_call
 from outrider.errors import StoreBusy, StoreError
-from outrider.gateway.counters import Counters
-from outrider.gateway.logs import CallLog, LineHandler, LogWriter
-from outrider.gateway.note import Note
-from outrider.gateway.prometheus import Gauges, Metrics
+from outrider.gateway.telemetry.counters import Counters
+from outrider.gateway.telemetry.logs import CallLog, LineHandler, LogWriter
+from outrider.gateway.telemetry.note import Note
+from outrider.gateway.telemetry.prometheus import Gauges, Metrics
 from outrider.types import CallState, Fidelity, Mode
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fakes.engine import Sampled, chunk, json_answer, sse, stream
 from fakes.gateway import CHAT, MESSAGES
-from outrider.gateway.redact import Redactor
+from outrider.gateway.redaction.redact import Redactor
 from outrider.types import Call, CallState, Fidelity, Mode
 
 REDACTOR = Redactor(["proj-[0-9]{4}"])
@@ -144,7 +144,7 @@ def test_a_key_is_found_in_a_text_that_was_harmless_under_another_key():
 
 
 def test_texts_that_are_remembered_are_bounded(monkeypatch):
-    monkeypatch.setattr("outrider.gateway.redact.SEEN", 10)
+    monkeypatch.setattr("outrider.gateway.redaction.redact.SEEN", 10)
     redactor = Redactor()
     for number in range(100):
         redactor.call(conversation(f"message number {number} of a talk that goes on and on without an end in sight"))

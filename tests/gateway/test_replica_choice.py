@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.gateway.replicas import HealthCheck, Replicas
-from outrider.gateway.upstream_errors import Timeouts
+from outrider.gateway.upstreams.errors import Timeouts
+from outrider.gateway.upstreams.replicas import HealthCheck, Replicas
 
 
 def make(count):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fakes.engine import Answer, ScriptedEngine, chunk, json_answer, sse, stream
 from fakes.gateway import CHAT, MESSAGES, wait_for
 from fakes.raw_upstream import Raw, RawUpstream, chunked_head, http, piece
-from outrider.gateway.retry import BASE_S, CAP_S, RetryPolicy, forbids_retry, retry_after
+from outrider.gateway.upstreams.retry import BASE_S, CAP_S, RetryPolicy, forbids_retry, retry_after
 from outrider.types import CallState, Fidelity, Mode
 
 BOTH = pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from fakes.engine import Sampled, json_answer
 from fakes.gateway import CHAT, COMPLETIONS, MESSAGES, RunningGateway
 from outrider.errors import SetupError
-from outrider.gateway.tracing import Tracer, is_configured
+from outrider.gateway.telemetry.tracing import Tracer, is_configured
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ASK = {"model": "policy", "messages": [{"role": "user", "content": "secret words"}]}

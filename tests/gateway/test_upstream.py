@@ -12,8 +12,8 @@ import weakref
 import pytest
 
 from outrider.errors import ConfigError
-from outrider.gateway.upstream import HIGH_WATER, Upstream
-from outrider.gateway.upstream_errors import Timeouts, UpstreamError
+from outrider.gateway.upstreams.errors import Timeouts, UpstreamError
+from outrider.gateway.upstreams.upstream import HIGH_WATER, Upstream
 
 
 class Server:

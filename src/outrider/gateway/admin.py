@@ -23,12 +23,12 @@ import msgspec
 from outrider.errors import RequestError
 from outrider.gateway.admission import Admission, stored_version
 from outrider.gateway.attempts import Attempts, OpenAttempt
-from outrider.gateway.counters import Counters
 from outrider.gateway.exchange import JSON_TYPE, Exchange
 from outrider.gateway.feedback import Feedback, as_json, plain
 from outrider.gateway.fleet import Fleet
 from outrider.gateway.roles import GRADE, READ, TRAIN, Role, Roles
 from outrider.gateway.sessions import token_of
+from outrider.gateway.telemetry.counters import Counters
 from outrider.protocols import Store
 from outrider.types import Call, Json
 

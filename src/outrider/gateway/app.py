@@ -26,9 +26,9 @@ import uvicorn
 from outrider.errors import SetupError
 from outrider.gateway.connection import connection_class
 from outrider.gateway.exchange import Receive, Scope, Send
-from outrider.gateway.logs import LineHandler, LogWriter
 from outrider.gateway.options import GatewayOptions, check_options, load_dialects, open_store
 from outrider.gateway.router import Gateway
+from outrider.gateway.telemetry.logs import LineHandler, LogWriter
 from outrider.types import Mode
 
 __all__ = ["GatewayOptions", "GatewayServer", "serve"]

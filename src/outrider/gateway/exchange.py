@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from outrider.errors import RequestError
 from outrider.gateway.encoding import Packer, decode_request, packer_for
-from outrider.gateway.note import Note
+from outrider.gateway.telemetry.note import Note
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from outrider.errors import RequestError
-from outrider.gateway.counters import Counters
+from outrider.gateway.telemetry.counters import Counters
 from outrider.protocols import Store
 from outrider.types import Json, Reward, Session
 

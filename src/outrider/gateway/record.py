@@ -7,8 +7,8 @@ import time
 from outrider.gateway.capture import capture
 from outrider.gateway.continuation.request import left_to_engine
 from outrider.gateway.continuation.turns import Turn
-from outrider.gateway.note import CLIENT_GONE
 from outrider.gateway.sessions import Access
+from outrider.gateway.telemetry.note import CLIENT_GONE
 from outrider.types import UPSTREAM_STATUS, Call, CallState, Retry
 from outrider.wire import Dialect, ReplyReader, UpstreamRequest, WireRequest
 

@@ -14,14 +14,14 @@ from collections.abc import Awaitable, Callable
 import zstandard
 
 from outrider.gateway.admission import Refused
-from outrider.gateway.delivery import Delivery
 from outrider.gateway.encoding import decoder
 from outrider.gateway.exchange import JSON_TYPE, ClientGone, Exchange, Headers, end_to_end
-from outrider.gateway.note import CLIENT_GONE
 from outrider.gateway.record import CallRecord
 from outrider.gateway.sse import EventSplitter
-from outrider.gateway.upstream import UpstreamCall
-from outrider.gateway.upstream_errors import UpstreamError
+from outrider.gateway.telemetry.note import CLIENT_GONE
+from outrider.gateway.upstreams.delivery import Delivery
+from outrider.gateway.upstreams.errors import UpstreamError
+from outrider.gateway.upstreams.upstream import UpstreamCall
 from outrider.wire import Dialect, ErrorReply, Event
 
 # A client that leaves once the model has said everything gets its call recorded whole, if the rest comes soon.

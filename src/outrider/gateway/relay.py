@@ -11,20 +11,20 @@ from dataclasses import replace
 from outrider.errors import StoreBusy, StoreError
 from outrider.gateway.admission import Admission, Refused
 from outrider.gateway.continuation.turns import Continuation
-from outrider.gateway.counters import Counters
-from outrider.gateway.delivery import Delivery, Outgoing, Route
 from outrider.gateway.exchange import JSON_TYPE, Exchange, Headers, end_to_end
 from outrider.gateway.grouping import Chains, is_kept
-from outrider.gateway.note import Note
 from outrider.gateway.options import GatewayOptions
 from outrider.gateway.recall import Recall, new_call_id
 from outrider.gateway.record import CallRecord
 from outrider.gateway.recorded import RecordedCall, client_left, tell
-from outrider.gateway.redact import Redactor
-from outrider.gateway.replicas import Replicas
-from outrider.gateway.retry import RetryPolicy
+from outrider.gateway.redaction.redact import Redactor
 from outrider.gateway.sessions import TRAJECTORY_HEADER, TRAJECTORY_PREFIX, Access, is_attempt_key, token_of
-from outrider.gateway.upstream_errors import UpstreamError
+from outrider.gateway.telemetry.counters import Counters
+from outrider.gateway.telemetry.note import Note
+from outrider.gateway.upstreams.delivery import Delivery, Outgoing, Route
+from outrider.gateway.upstreams.errors import UpstreamError
+from outrider.gateway.upstreams.replicas import Replicas
+from outrider.gateway.upstreams.retry import RetryPolicy
 from outrider.protocols import Store
 from outrider.types import Call, Mode
 from outrider.wire import Dialect, TokenCounter, WireRequest

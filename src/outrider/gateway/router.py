@@ -21,17 +21,17 @@ from outrider.errors import RequestError, StoreError
 from outrider.gateway.admin import MAX_BODY_BYTES, Admin
 from outrider.gateway.admission import Admission, Refused, stored_version
 from outrider.gateway.continuation.start import make_continuation
-from outrider.gateway.counters import Counters
 from outrider.gateway.exchange import JSON_TYPE, ClientGone, Exchange, Receive, Scope, Send
 from outrider.gateway.feedback import Feedback
 from outrider.gateway.limits import Limits, Room, TooFast
-from outrider.gateway.logs import LogWriter
-from outrider.gateway.note import CLIENT_GONE, Note
-from outrider.gateway.operations import ROUTES, Operations
 from outrider.gateway.options import GatewayOptions, check_options
 from outrider.gateway.relay import Relay
-from outrider.gateway.replicas import make_replicas
 from outrider.gateway.sessions import Sessions, owner_of
+from outrider.gateway.telemetry.counters import Counters
+from outrider.gateway.telemetry.logs import LogWriter
+from outrider.gateway.telemetry.note import CLIENT_GONE, Note
+from outrider.gateway.telemetry.operations import ROUTES, Operations
+from outrider.gateway.upstreams.replicas import make_replicas
 from outrider.protocols import Store
 from outrider.types import Json, Mode
 from outrider.wire import Dialect, TokenCounter

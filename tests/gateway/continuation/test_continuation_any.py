@@ -20,7 +20,7 @@ from outrider.dialects.openai_chat import OpenAIChat
 from outrider.dialects.openai_completions import OpenAICompletions
 from outrider.gateway.capture import capture
 from outrider.gateway.continuation.turns import Continuation
-from outrider.gateway.counters import Counters
+from outrider.gateway.telemetry.counters import Counters
 from outrider.renderers.library import LibraryRenderer
 from outrider.renderers.template import TemplateRenderer
 

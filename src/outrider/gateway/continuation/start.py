@@ -7,8 +7,8 @@ from pathlib import Path
 
 from outrider.errors import ConfigError
 from outrider.gateway.continuation.turns import Continuation
-from outrider.gateway.counters import Counters
 from outrider.gateway.options import GatewayOptions
+from outrider.gateway.telemetry.counters import Counters
 from outrider.protocols import Store
 from outrider.registry import resolve
 from outrider.wire import Dialect, Renderer

@@ -27,8 +27,8 @@ from outrider.gateway.continuation.request import (
     read_chat,
 )
 from outrider.gateway.continuation.told import told_answers
-from outrider.gateway.counters import Counters
 from outrider.gateway.sessions import owner_of
+from outrider.gateway.telemetry.counters import Counters
 from outrider.protocols import Store
 from outrider.types import Break, Call, CallState, Fidelity
 from outrider.wire import Dialect, Renderer, ReplyReader, UpstreamRequest

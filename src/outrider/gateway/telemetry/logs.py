@@ -15,7 +15,7 @@ from typing import IO, Literal
 
 import msgspec
 
-from outrider.gateway.note import Note
+from outrider.gateway.telemetry.note import Note
 from outrider.types import CallState, Json
 
 Format = Literal["json", "text"]

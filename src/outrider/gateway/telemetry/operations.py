@@ -15,19 +15,19 @@ import msgspec
 
 from outrider.errors import RequestError
 from outrider.gateway.admission import Admission
-from outrider.gateway.counters import Counters
 from outrider.gateway.exchange import JSON_TYPE, Exchange
 from outrider.gateway.fleet import Fleet
 from outrider.gateway.limits import Limits
-from outrider.gateway.logs import CallLog, LogWriter
-from outrider.gateway.note import Note, Observer
 from outrider.gateway.options import GatewayOptions
-from outrider.gateway.prometheus import CONTENT_TYPE, Gauges, Metrics
 from outrider.gateway.readiness import Readiness
-from outrider.gateway.replicas import Replicas
 from outrider.gateway.roles import READ, Roles
 from outrider.gateway.sessions import token_of
-from outrider.gateway.tracing import Tracer, is_configured
+from outrider.gateway.telemetry.counters import Counters
+from outrider.gateway.telemetry.logs import CallLog, LogWriter
+from outrider.gateway.telemetry.note import Note, Observer
+from outrider.gateway.telemetry.prometheus import CONTENT_TYPE, Gauges, Metrics
+from outrider.gateway.telemetry.tracing import Tracer, is_configured
+from outrider.gateway.upstreams.replicas import Replicas
 from outrider.protocols import Store
 
 DRAIN_POLL_S = 0.05

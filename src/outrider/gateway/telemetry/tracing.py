@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import SetupError
-from outrider.gateway.note import Note
+from outrider.gateway.telemetry.note import Note
 from outrider.types import Call, CallState
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 from outrider.errors import ConfigError
-from outrider.gateway.upstream_connection import UpstreamConnection
-from outrider.gateway.upstream_errors import Code, Timeouts, UpstreamError
+from outrider.gateway.upstreams.connection import UpstreamConnection
+from outrider.gateway.upstreams.errors import Code, Timeouts, UpstreamError
 
 Headers = Sequence[tuple[bytes, bytes]]
 

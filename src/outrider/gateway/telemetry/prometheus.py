@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from outrider.gateway.note import Note
+from outrider.gateway.telemetry.note import Note
 from outrider.types import Json
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from outrider.errors import ConfigError
 from outrider.gateway.options import GatewayOptions
-from outrider.gateway.retry import NEVER_SENT
-from outrider.gateway.upstream import Upstream
-from outrider.gateway.upstream_errors import Code, Timeouts, UpstreamError
+from outrider.gateway.upstreams.errors import Code, Timeouts, UpstreamError
+from outrider.gateway.upstreams.retry import NEVER_SENT
+from outrider.gateway.upstreams.upstream import Upstream
 from outrider.types import Json
 
 log = logging.getLogger("outrider.gateway")

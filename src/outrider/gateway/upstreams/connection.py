@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from outrider.gateway.upstream_errors import UpstreamError
+from outrider.gateway.upstreams.errors import UpstreamError
 
 if TYPE_CHECKING:
-    from outrider.gateway.upstream import UpstreamCall
+    from outrider.gateway.upstreams.upstream import UpstreamCall
 
 # A host that vanished sends no reset. The kernel asks it after 30 s of silence and gives up after a minute, however
 # long an answer may take; and no box on the way forgets a connection that only waits.

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from outrider.gateway.json_strings import strings_in, strings_of
-from outrider.gateway.redact_patterns import Patterns, email_addresses, patterns
+from outrider.gateway.redaction.json_strings import strings_in, strings_of
+from outrider.gateway.redaction.patterns import Patterns, email_addresses, patterns
 from outrider.jsontext import replaced, value_spans
 from outrider.types import Call, Choice, Fidelity
 

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from outrider.gateway.admission import Admission, Refused
 from outrider.gateway.exchange import ClientGone, Exchange, Headers
-from outrider.gateway.replicas import Replica, Replicas
-from outrider.gateway.retry import (
+from outrider.gateway.upstreams.errors import UpstreamError
+from outrider.gateway.upstreams.replicas import Replica, Replicas
+from outrider.gateway.upstreams.retry import (
     NEVER_SENT,
     RATE_LIMITED,
     RETRIED_CODES,
@@ -24,8 +25,7 @@ from outrider.gateway.retry import (
     forbids_retry,
     retry_after,
 )
-from outrider.gateway.upstream import UpstreamCall
-from outrider.gateway.upstream_errors import UpstreamError
+from outrider.gateway.upstreams.upstream import UpstreamCall
 from outrider.types import Retry
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from outrider.gateway.upstream_errors import Code
+from outrider.gateway.upstreams.errors import Code
 
 # Said by whoever is overloaded or on the way: the model has not answered. 529 is Anthropic's "overloaded".
 RETRIED_STATUSES = frozenset({429, 502, 503, 504, 529})
