@@ -185,6 +185,8 @@ def test_A07_a_prompt_that_is_too_long_is_counted_and_other_errors_are_told():
     assert count(400, json.dumps({"message": message}).encode())[:2] == (200, b'{"input_tokens":9}')
     status, body, _ = count(429, b'{"error": {"message": "slow down"}}')
     assert (status, json.loads(body)["error"]) == (429, {"type": "rate_limit_error", "message": "slow down"})
+    status, body, _ = count(200, b'{"usage": ' + b'{"a": ' * 100_000 + b"1" + b"}" * 100_001)
+    assert (status, json.loads(body)["error"]["type"]) == (502, "api_error")
     status, body, _ = count(200, b'{"usage": {}}')
     assert (status, json.loads(body)["error"]["type"]) == (502, "api_error")
 

@@ -89,7 +89,7 @@ class AnthropicMessages:
         if status == 200:
             try:
                 return ErrorReply(200, _count(_counted.decode(body).usage.prompt_tokens))
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 status, body = 502, self.error(502, f"Upstream: it does not tell the number of tokens: {error}")
         problem = read_error(status, body)
         if problem.overflow is not None and problem.overflow.prompt is not None:

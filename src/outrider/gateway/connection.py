@@ -60,7 +60,8 @@ class Connection(HttpToolsProtocol):
 
     def watch(self, on_lost: Callable[[], None]) -> None:
         """Call `on_lost` once when the connection is lost, at once if it is; see `exchange.Watchable`."""
-        self.flow.resume_reading()  # a large body may have stopped it, and then nobody sees the end
+        if not self.closed:
+            self.flow.resume_reading()  # a large body may have stopped it, and then nobody sees the end
         if self._lost:
             self.loop.call_soon(on_lost)
         else:

@@ -119,9 +119,18 @@ class Exchange:
         left_s = self._idle_timeout_s + size / SLOWEST_BODY - (time.monotonic() - began)
         try:
             async with asyncio.timeout(min(self._idle_timeout_s, left_s)):
-                return await self._receive()
+                return await self._received()
         except TimeoutError:
             raise RequestError("The request body did not arrive.", status=408, code="request_timeout") from None
+
+    async def _received(self) -> Message:
+        try:
+            return await self._receive()
+        except RuntimeError:
+            # Lost in this very moment: the server does not know yet, and wants to read on.
+            if self._connection is None or not self._connection.closed:
+                raise
+            return {"type": "http.disconnect"}
 
     def plain(self, body: bytes, limit: int) -> bytes:
         """`body` without its content encoding; `limit` holds for the result too. Raises `RequestError`."""
@@ -166,7 +175,7 @@ class Exchange:
             self._on_gone = otherwise
 
     async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
+        while (await self._received())["type"] != "http.disconnect":
             pass
         self._left()
 
