@@ -202,7 +202,6 @@ def failing_server(url: str) -> list[Result]:
 
 AGENTS = 96
 BODY_BYTES = 4 << 20
-QUEUE_BYTES = 256 << 20  # of the store; the agents' bodies come to more
 
 
 @contextlib.contextmanager

@@ -90,8 +90,7 @@ class Delivery:
 
     async def start(self) -> UpstreamCall:
         """Returns when an answer has begun: it may have any status."""
-        await self._route.admission.enter(self._exchange)
-        self._admitted = True
+        await self._enter()
         self._began = time.monotonic()
         return await self._until_answered()
 
