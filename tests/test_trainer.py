@@ -95,7 +95,7 @@ def test_R12_tokens_keep_the_version_that_sampled_them_and_a_mixed_call_its_olde
 def test_R12_a_call_that_streams_through_two_publishes_is_too_old_when_it_ends(tmp_path, schedule):
     run = Run(tmp_path / "run", by_member, steps=4, schedule=schedule, max_staleness=1, groups=1)
     slow = {"step-0001-000-0.a1", "step-0001-000-1.a1"}
-    run.agents.turns = lambda attempt_id: 10**9 if attempt_id in slow and run.gateway.version < 2 else 1
+    run.agents.turns = lambda attempt_id: 10**9 if attempt_id in slow and not run.store.calls(attempt_id) else 1
     call = run.agents.call
 
     def streams(attempt_id):  # nothing of it is recorded before it ends
@@ -106,7 +106,10 @@ def test_R12_a_call_that_streams_through_two_publishes_is_too_old_when_it_ends(t
 
     run.agents.call = streams
     run()
-    assert run.store.rollout("step-0001-000-0").state is RolloutState.SUCCEEDED
+    # Beside the trainer it is chance whether the group is found too old as it ends or between its first call and then.
+    assert any(run.store.calls(attempt_id) for attempt_id in slow)
+    if schedule == "collocated":
+        assert run.store.rollout("step-0001-000-0").state is RolloutState.SUCCEEDED
     dropped = sum((Counter(record["excluded"]) for record in run.steps()), Counter())
     assert dropped["group: over 1 policy versions old"] == 1
     trained = {name for step in range(len(run.backend.batches)) for name in run.trained(step)}
