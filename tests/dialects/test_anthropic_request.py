@@ -197,8 +197,8 @@ def test_what_only_anthropic_can_act_on_is_left_out_and_noted():
     assert sorted(translation.notes) == [
         "block: redacted_thinking",
         "block: server_tool_use",
+        "field: mcp_servers",
         "hosted tool: web_search_20250305",
-        "hosted: mcp_servers",
         "image: its source is 'file'",
     ]
 
@@ -258,12 +258,18 @@ def test_parameters():
         "top_k": 5,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "reasoning_effort": "high",
         "response_format": {
             "type": "json_schema",
             "json_schema": {"name": "output", "schema": schema, "strict": True},
         },
     }
-    assert translation.notes == ()
+    assert translation.notes == (
+        "field: metadata",
+        "field: context_management",
+        "field: cache_control",
+        "field: service_tier",
+    )
 
 
 @pytest.mark.parametrize(

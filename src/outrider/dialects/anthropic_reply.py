@@ -34,6 +34,11 @@ STOP_REASONS = {
     "length": "max_tokens",
     "content_filter": "refusal",
 }
+# What a message and its events have, or may have.
+FIELDS = frozenset({
+    "id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "stop_details", "usage", "container",
+    "context_management", "diagnostics", "message", "delta", "index", "error",
+})  # fmt: skip
 # While a tool's input is held back until it is whole, the client still hears from us.
 PING_EVERY = 50
 
@@ -51,13 +56,14 @@ def upstream_error(problem: UpstreamProblem) -> Json:
 
 def from_chat(response: Json, state: MessagesState) -> Json:
     """A plain answer. Raises `EngineError` for one that can't be taken for the model's."""
-    answer = ChatAnswer(state.id)
+    answer = ChatAnswer(state.id, shows_ids=state.shows_ids)
     answer.whole(response)
     if answer.error or answer.problem:
         raise EngineError(answer.error or answer.problem)
     if answer.finish_reason is None:
         raise EngineError("the upstream's answer has no finish_reason")
     return {
+        **_own(answer.extras),
         **_head(state),
         "content": [_content(block, state) for block in answer.blocks if _is_shown(block, state)],
         **_stop(answer),
@@ -74,7 +80,9 @@ class MessagesStream:
 
     def __init__(self, state: MessagesState, *, prompt_tokens: int | None = None) -> None:
         self._state = state
-        self._answer = ChatAnswer(state.id)
+        self._answer = ChatAnswer(state.id, shows_ids=state.shows_ids)
+        self._told: Json = {}
+        """Fields of the engine's own that were sent."""
         self._prompt_tokens = prompt_tokens
         self._started = False
         self._ended = False
@@ -104,7 +112,8 @@ class MessagesStream:
             return self.fail("The upstream's stream ended before its answer did.")
         events = self._send(steps, last=True)
         self._ended = True
-        delta = {"type": "message_delta", "delta": _stop(answer), "usage": _usage(answer)}
+        late = {name: value for name, value in _own(answer.extras).items() if value != self._told.get(name)}
+        delta = {**late, "type": "message_delta", "delta": _stop(answer), "usage": _usage(answer)}
         return [*events, sse(delta), sse({"type": "message_stop"})]
 
     def fail(self, message: str, *, status: int = 500, code: str | None = None) -> list[bytes]:
@@ -136,7 +145,15 @@ class MessagesStream:
         usage = _usage(self._answer) | {"output_tokens": 0}
         if known is None:
             usage["input_tokens"] = tokens or 0
-        start = {**_head(self._state), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        self._told = _own(self._answer.extras)
+        start = {
+            **self._told,
+            **_head(self._state),
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
         return [sse({"type": "message_start", "message": start}), *held, *events]
 
     def _events(self, step: Step) -> list[bytes]:
@@ -172,6 +189,11 @@ class MessagesStream:
 
 def _head(state: MessagesState) -> Json:
     return {"id": state.id, "type": "message", "role": "assistant", "model": state.model}
+
+
+def _own(extras: Json) -> Json:
+    """Fields of the engine's own, but for those that mean something else in a message or its events."""
+    return {name: value for name, value in extras.items() if name not in FIELDS}
 
 
 def _is_shown(block: Block, state: MessagesState) -> bool:

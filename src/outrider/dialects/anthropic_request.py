@@ -1,7 +1,7 @@
 """From an Anthropic Messages request to a chat-completions request.
 
-What has no counterpart there and changes no word of the prompt (cache_control, context_management, metadata, service
-tiers, beta flags) is ignored; tools and blocks that only Anthropic's servers can act on are left out and noted.
+What has no counterpart there (`UNSPOKEN`; tools and blocks that only Anthropic's servers can act on) is left out and
+noted. Fields that Anthropic doesn't know are meant for the engine, and go to it as they are.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from outrider.dialects.translate import (
     ChatTranslation,
     LateSystem,
+    ask_for_effort,
     ask_for_stream,
     bad,
     carry_extensions,
@@ -29,6 +30,7 @@ from outrider.dialects.translate import (
     want_count,
     want_list,
     want_name,
+    want_number,
     want_object,
     want_text,
 )
@@ -40,6 +42,18 @@ PREFIX = "msg_"  # of an answer's id
 BILLING_HEADER = "x-anthropic-billing-header:"
 # Anthropic's own name for a tool input that is no JSON object, when it has to travel as one.
 INVALID_JSON = "INVALID_JSON"
+
+# All fields that Anthropic knows, of its beta too: those that are translated, and those that chat has no word for or
+# that only Anthropic's servers can act on.
+SPOKEN = frozenset({
+    "model", "max_tokens", "messages", "system", "temperature", "top_p", "top_k", "stop_sequences", "stream", "tools",
+    "tool_choice", "thinking", "output_config", "output_format",
+})  # fmt: skip
+UNSPOKEN = frozenset({
+    "betas", "billing_policy", "cache_control", "compaction", "container", "context_management", "diagnostics",
+    "fallback_credit_token", "fallbacks", "inference_geo", "mcp_servers", "metadata", "service_tier", "speed", "thread",
+    "user_profile_id", "workspace_id",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +70,8 @@ class MessagesState:
     """False where the client switched thinking off."""
     thinking_text: bool = True
     """False where the client wants thinking blocks with the signature only."""
+    shows_ids: bool = False
+    """The client itself asked for token ids."""
 
 
 def to_chat(body: Json, *, id: str = "", late_system: LateSystem = "system") -> ChatTranslation[MessagesState]:
@@ -96,8 +112,7 @@ class _Translator:
         if last["role"] == "assistant" and "tool_calls" not in last:
             # The client began the answer itself. vLLM's and SGLang's words for going on with it.
             request |= {"continue_final_message": True, "add_generation_prompt": False}
-        carry_extensions(body, request)
-        self.notes += [f"hosted: {name}" for name in ("mcp_servers", "container") if body.get(name)]
+        self.notes += carry_extensions(body, request, spoken=SPOKEN, unspoken=UNSPOKEN)
         if body.get("stream") is True:
             ask_for_stream(request)
         thinking = body.get("thinking")
@@ -107,10 +122,11 @@ class _Translator:
             model=request["model"],
             stream=body.get("stream") is True,
             eager_tools=frozenset(
-                tool["name"] for tool in body.get("tools") or () if "name" in tool and tool.get("eager_input_streaming")
+                tool["name"] for tool in body.get("tools") or () if _is_own(tool) and tool.get("eager_input_streaming")
             ),
             thinking=thinking.get("type") != "disabled",
             thinking_text=thinking.get("display") != "omitted",
+            shows_ids=body.get("return_token_ids") is True,
         )
         return ChatTranslation(request=request, state=state, notes=tuple(self.notes))
 
@@ -120,12 +136,9 @@ class _Translator:
         body = self.body
         if "max_tokens" in body:
             request["max_tokens"] = want_count(body["max_tokens"], "max_tokens")
-        for name in ("temperature", "top_p"):
-            value = body.get(name)
-            if value is not None:
-                if isinstance(value, bool) or not isinstance(value, (int, float)):
-                    raise bad(name, f"must be a number, not {value!r}.")
-                request[name] = value
+        for name in ("temperature", "top_p", "top_k"):
+            if body.get(name) is not None:
+                request[name] = want_number(body[name], name)
         stop = body.get("stop_sequences")
         if stop:
             request["stop"] = [
@@ -135,6 +148,7 @@ class _Translator:
 
     def _format(self, request: Json) -> None:
         config = self.body.get("output_config")
+        ask_for_effort(config, request)
         wanted = config.get("format") if isinstance(config, dict) else None
         wanted = wanted or self.body.get("output_format")
         if not wanted:
@@ -155,9 +169,8 @@ class _Translator:
         tools = []
         for index, tool in enumerate(want_list(self.body.get("tools") or [], "tools")):
             where = f"tools.{index}"
-            kind = want_object(tool, where).get("type")
-            if kind not in (None, "custom"):
-                self.notes.append(f"hosted tool: {kind}")
+            if not _is_own(want_object(tool, where)):
+                self.notes.append(f"hosted tool: {tool['type']}")
                 continue
             name = want_name(tool.get("name"), f"{where}.name")
             schema = want_object(tool.get("input_schema"), f"{where}.input_schema")
@@ -321,6 +334,11 @@ class _Translator:
             return [part(want_name(source.get("url"), f"{where}.url"))]
         self.notes.append(f"{kind}: its source is {source.get('type')!r}")
         return [text_part(f"[{kind} left out]")]
+
+
+def _is_own(tool: Json) -> bool:
+    """The client runs it itself."""
+    return tool.get("type") in (None, "custom")
 
 
 def _tool_use(block: Json, where: str) -> Json:

@@ -17,6 +17,12 @@ from outrider.types import Json
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 ERROR_CODES = {429: "rate_limit_exceeded"}
+# What a response may have and ours has not; under these names the engine means something else.
+FIELDS = frozenset({
+    "access_programs", "completed_at", "conversation", "image", "input_transformations", "moderation", "output_text",
+    "prompt", "prompt_cache_diagnostics", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "safety_identifier", "tool_usage",
+})  # fmt: skip
 
 
 def error_body(status: int, message: str, *, code: str | None = None, param: str | None = None) -> Json:
@@ -30,7 +36,7 @@ def upstream_error(problem: UpstreamProblem) -> Json:
 
 def from_chat(response: Json, state: ResponsesState) -> Json:
     """A plain answer. Raises `EngineError` for one that can't be taken for the model's."""
-    answer = ChatAnswer(state.id)
+    answer = ChatAnswer(state.id, shows_ids=state.shows_ids)
     answer.whole(response)
     if answer.error or answer.problem:
         raise EngineError(answer.error or answer.problem)
@@ -50,7 +56,7 @@ class ResponsesStream:
     def __init__(self, state: ResponsesState, *, on_response: Callable[[Json], None] | None = None) -> None:
         """`on_response` gets the whole response once it is complete."""
         self._state = state
-        self._answer = ChatAnswer(state.id)
+        self._answer = ChatAnswer(state.id, shows_ids=state.shows_ids)
         self._sequence = 0
         self._sent = (0, 0)
         """Number of events and of items before those of `finish`."""
@@ -105,6 +111,7 @@ class ResponsesStream:
         if self._ended:
             self._sequence = self._sent[0]
             del self._items[self._sent[1] :]
+        self._answer.extras.clear()  # they may be what can't be told
         events = self.start()
         self._ended = True
         self.failure = message
@@ -208,7 +215,9 @@ class ResponsesStream:
 
 
 def _response(answer: ChatAnswer, state: ResponsesState, status: str, output: list[Json]) -> Json:
+    own = {name: value for name, value in answer.extras.items() if name not in FIELDS}
     return {
+        **own,
         "id": state.id,
         "object": "response",
         "created_at": answer.created,

@@ -1,7 +1,7 @@
 """From an OpenAI Responses request to a chat-completions request.
 
-What has no counterpart there and changes no word of the prompt (metadata, caching keys, verbosity, truncation) is
-ignored; tools, items and parts that only OpenAI's servers can act on are left out and noted.
+What has no counterpart there (`UNSPOKEN`; tools, items and parts that only OpenAI's servers can act on) is left out and
+noted. Fields that OpenAI doesn't know are meant for the engine, and go to it as they are.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from outrider.dialects.openai_responses_tools import ToolTable
 from outrider.dialects.translate import (
     ChatTranslation,
     LateSystem,
+    ask_for_effort,
     ask_for_stream,
     bad,
     carry_extensions,
@@ -24,6 +25,7 @@ from outrider.dialects.translate import (
     want_count,
     want_list,
     want_name,
+    want_number,
     want_object,
     want_text,
 )
@@ -32,7 +34,19 @@ from outrider.types import Json
 
 SEALED_REASONING = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
-EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+
+# All fields that OpenAI knows: those that are translated, and those that are for OpenAI's own servers. Chat has some of
+# the latter too, but providers that speak nothing else refuse them; and Codex has one of its own.
+SPOKEN = frozenset({
+    "background", "conversation", "include", "input", "instructions", "max_output_tokens", "model",
+    "parallel_tool_calls", "previous_response_id", "prompt", "reasoning", "store", "stream", "temperature", "text",
+    "tool_choice", "tools", "top_logprobs", "top_p",
+})  # fmt: skip
+UNSPOKEN = frozenset({
+    "access_programs", "background_options", "client_metadata", "context_management", "image", "max_tool_calls",
+    "metadata", "moderation", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier",
+    "service_tier", "stream_options", "truncation", "user",
+})  # fmt: skip
 
 # Fields of the request that the response repeats, with what they are where the client left them out.
 ECHOED: Json = {
@@ -70,6 +84,8 @@ class ResponsesState:
     summaries: bool = False
     """The client wants reasoning as a summary, else as the reasoning's own text."""
     logprobs: bool = False
+    shows_ids: bool = False
+    """The client itself asked for token ids."""
     echo: Json
     """What the response repeats of the request."""
     items: tuple[Json, ...] = ()
@@ -119,7 +135,7 @@ def to_chat(
         request["logprobs"] = True
         if body.get("top_logprobs"):
             request["top_logprobs"] = body["top_logprobs"]
-    carry_extensions(body, request)
+    notes += carry_extensions(body, request, spoken=SPOKEN, unspoken=UNSPOKEN)
     if body.get("stream") is True:
         ask_for_stream(request)
     reasoning = body.get("reasoning")
@@ -131,6 +147,7 @@ def to_chat(
         sealed_reasoning=SEALED_REASONING in include,
         summaries=isinstance(reasoning, dict) and bool(reasoning.get("summary")),
         logprobs="logprobs" in request,
+        shows_ids=body.get("return_token_ids") is True,
         echo={name: default if body.get(name) is None else body[name] for name, default in ECHOED.items()},
         items=tuple(items),
         previous=body["previous_response_id"] if inherited else "",
@@ -192,15 +209,9 @@ def _parameters(body: Json, request: Json) -> None:
     if body.get("max_output_tokens") is not None:
         request["max_tokens"] = want_count(body["max_output_tokens"], "max_output_tokens")
     for name in ("temperature", "top_p"):
-        value = body.get(name)
-        if value is not None:
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise bad(name, f"must be a number, not {value!r}.")
-            request[name] = value
-    reasoning = body.get("reasoning")
-    effort = reasoning.get("effort") if isinstance(reasoning, dict) else None
-    if isinstance(effort, str) and effort in EFFORTS:
-        request["reasoning_effort"] = EFFORTS[effort]
+        if body.get(name) is not None:
+            request[name] = want_number(body[name], name)
+    ask_for_effort(body.get("reasoning"), request)
 
 
 def _format(body: Json, request: Json) -> None:

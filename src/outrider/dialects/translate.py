@@ -7,6 +7,7 @@ here is pure: bytes and dicts in, bytes and dicts out.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
@@ -20,11 +21,14 @@ CHAT_PATH = "/v1/chat/completions"
 State = TypeVar("State")
 LateSystem = Literal["system", "user"]
 
-# Of no protocol that is translated here, but engines know them, and clients send them as extra fields.
-EXTENSIONS = (
-    "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
-    "chat_template_kwargs", "ignore_eos", "stop_token_ids", "min_tokens",
-)  # fmt: skip
+# Chat's own words for what the protocols translated here say otherwise, or can't be told in an answer.
+NO_EXTENSIONS = frozenset({
+    "messages", "n", "stream_options", "max_completion_tokens", "logprobs", "top_logprobs", "functions",
+    "function_call", "modalities", "audio", "prompt", "echo", "suffix",
+})  # fmt: skip
+
+# What chat calls them; engines know three.
+EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 
 _encode = msgspec.json.Encoder().encode
 
@@ -69,6 +73,12 @@ def want_text(value: Any, field: str) -> str:
 def want_name(value: Any, field: str) -> str:
     if not isinstance(value, str) or not value:
         raise bad(field, f"must be a non-empty string, not {_kind(value)}.")
+    return value
+
+
+def want_number(value: Any, field: str) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise bad(field, f"must be a number, not {_kind(value)}.")
     return value
 
 
@@ -170,10 +180,27 @@ def place_late_system(messages: list[Json], late_system: LateSystem) -> list[Jso
     return head
 
 
-def carry_extensions(body: Json, request: Json) -> None:
-    for name in EXTENSIONS:
-        if body.get(name) is not None:
-            request[name] = body[name]
+def carry_extensions(body: Json, request: Json, *, spoken: Collection[str], unspoken: Collection[str]) -> list[str]:
+    """Put into `request` the fields of `body` that its protocol doesn't know: clients send them for the engine.
+
+    The protocol knows those that are translated (`spoken`) and others (`unspoken`). Returns notes of what is left out.
+    """
+    notes = []
+    for name, value in body.items():
+        if name in spoken:
+            continue
+        if name not in unspoken and name not in NO_EXTENSIONS and name not in request:
+            request[name] = value
+        elif value:
+            notes.append(f"field: {name}")
+    return notes
+
+
+def ask_for_effort(config: Any, request: Json) -> None:
+    """`config` is where a protocol has its ``effort``."""
+    effort = config.get("effort") if isinstance(config, dict) else None
+    if isinstance(effort, str) and effort in EFFORTS:
+        request["reasoning_effort"] = EFFORTS[effort]
 
 
 def ask_for_stream(request: Json) -> None:

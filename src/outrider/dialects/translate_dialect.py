@@ -126,13 +126,15 @@ class TranslatedReader:
         if not event.data:
             return event.raw  # a comment keeps the connection alive in any protocol
         try:
-            chunk = _decode(event.data)
+            return b"".join(self._translator.feed(_decode(event.data)))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return self.fail(502, f"Upstream: a chunk of its answer is not valid JSON: {error}")
-        return b"".join(self._translator.feed(chunk))
 
     def end(self) -> bytes:
-        return b"".join(self._translator.finish())
+        try:
+            return b"".join(self._translator.finish())
+        except RecursionError as error:
+            return self.fail(502, f"Upstream: its answer is nested too deeply: {error}")
 
     def fail(self, status: int, message: str, *, code: str | None = None) -> bytes:
         return b"".join(self._translator.fail(message, status=status, code=code))

@@ -17,6 +17,12 @@ from outrider.types import Json
 
 # Engines don't agree on a name; some send the same text under two of them.
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+# What answers of OpenAI have. Anything else is the engine's own, and for the client.
+SPOKEN = frozenset({
+    "id", "object", "created", "model", "choices", "usage", "service_tier", "system_fingerprint", "metadata",
+    "moderation", "obfuscation", "error",
+})  # fmt: skip
+PROMPT_IDS = "prompt_token_ids"
 
 
 class Kind(Enum):
@@ -85,20 +91,23 @@ class ChatAnswer:
     arguments parse. So interleaved calls come out one after the other, whole.
     """
 
-    def __init__(self, seed: str) -> None:
-        """`seed` makes the ids of calls that came without one unique."""
+    def __init__(self, seed: str, *, shows_ids: bool = False) -> None:
+        """`seed` makes the ids of calls that came without one unique. `shows_ids`: the client asked for token ids."""
         self.blocks: list[Block] = []
         """Those shown, in order."""
         self.counts = Counts()
         self.finish_reason: str | None = None
         self.stop_string: str | None = None
         """The stop string that ended it, where the engine says so."""
+        self.extras: Json = {}
+        """Fields of the answer that OpenAI doesn't know, as the engine sent them."""
         self.created = 0
         self.error = ""
         """What the upstream said, where it sent an error inside a 200."""
         self.problem = ""
         """What the upstream sent that makes no sense; the answer must not be taken for a good one."""
         self._seed = seed
+        self._spoken = SPOKEN if shows_ids else SPOKEN | {PROMPT_IDS}
         self._queue: deque[Block] = deque()
         self._newest: Block | None = None
         self._calls: list[Block] = []
@@ -152,6 +161,7 @@ class ChatAnswer:
         return steps
 
     def _take_head(self, chunk: Json) -> None:
+        self.extras |= {name: value for name, value in chunk.items() if name not in self._spoken and value is not None}
         if chunk.get("error") is not None:
             self.error = _error_text(chunk["error"])
         created = chunk.get("created")
@@ -161,9 +171,9 @@ class ChatAnswer:
         if isinstance(usage, dict):
             self._take_usage(usage)
         if self.counts.prompt is None:
-            ids = chunk.get("prompt_token_ids")
+            ids = chunk.get(PROMPT_IDS)
             for choice in _objects(chunk.get("choices")):
-                ids = ids or choice.get("prompt_token_ids")
+                ids = ids or choice.get(PROMPT_IDS)
             if isinstance(ids, list) and ids:
                 self.counts.prompt = len(ids)
 
