@@ -57,6 +57,8 @@ class Answer:
     end: Literal["clean", "reset", "hang"] = "clean"
     gate: threading.Event | None = None
     """If given, the last chunk waits for it."""
+    head_gate: threading.Event | None = None
+    """If given, the status line waits for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +182,8 @@ class ScriptedEngine:
 
     async def _write(self, request: web.Request, answer: Answer) -> web.StreamResponse:
         await asyncio.sleep(answer.delay_s)
+        if answer.head_gate is not None:
+            await asyncio.to_thread(answer.head_gate.wait, 60)
         response = web.StreamResponse(status=answer.status, headers=answer.headers)
         await response.prepare(request)
         for number, chunk in enumerate(answer.chunks):

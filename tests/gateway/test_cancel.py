@@ -30,16 +30,17 @@ BEGUN = {
 
 
 def leave(gateway, engine, path, streamed, answer):
-    """Begin a call, and close the connection once the engine has it; returns how long the engine took to notice."""
+    """Begin a call, close the connection once the engine has it, and wait until the engine has noticed.
+
+    By themselves its answers would take longer than that is waited for, or for ever.
+    """
     before, aborted = len(engine.received), engine.aborted
     engine.answers.append(answer)
     raw = gateway.open_socket(path, ASKS[path[path.index("/v1") :]] | {"stream": streamed})
     wait_for(lambda: len(engine.received) > before)
     time.sleep(0.05)  # what has begun is on its way
     raw.close()
-    left = time.monotonic()
-    wait_for(lambda: engine.aborted > aborted, timeout_s=10)
-    return time.monotonic() - left
+    wait_for(lambda: engine.aborted > aborted)
 
 
 @WAYS
@@ -49,7 +50,7 @@ def test_S11_the_upstream_is_let_go_and_the_call_recorded_as_cancelled(engine, s
     options = {"upstream_dialects": NATIVE} if native else {}
     with start(mode="train", max_in_flight=1, **options) as gateway:
         for name, answer in (("before the first byte", Answer(delay_s=60)), ("inside", BEGUN[streamed])):
-            assert leave(gateway, engine, f"/s/{gateway.open(name)}{path}", streamed, answer) < 5
+            leave(gateway, engine, f"/s/{gateway.open(name)}{path}", streamed, answer)
             call = gateway.call(name)
             assert call.state is CallState.CANCELLED
             assert call.fidelity is not Fidelity.EXACT
@@ -66,7 +67,7 @@ def test_S11_the_upstream_is_let_go_and_the_call_recorded_as_cancelled(engine, s
 def test_S11_in_passthrough_too(engine, start, streamed):
     with start(mode="passthrough", max_in_flight=1) as gateway:
         for answer in (Answer(delay_s=60), BEGUN[streamed]):
-            assert leave(gateway, engine, CHAT, streamed, answer) < 5
+            leave(gateway, engine, CHAT, streamed, answer)
         wait_for(lambda: gateway.client.health()["in_flight"] == 0)
         assert gateway.post(CHAT, ASKS[CHAT]).status == 200
         assert gateway.store.calls_after(0) == []
@@ -81,7 +82,7 @@ def test_S11_behind_a_middleware_that_reads_the_connection_itself(engine, host, 
         app = host.app
         host.app = BaseHTTPMiddleware(app, dispatch=dispatch)
         try:
-            assert leave(gateway, engine, f"/s/{gateway.open()}{CHAT}", streamed, Answer(delay_s=60)) < 5
+            leave(gateway, engine, f"/s/{gateway.open()}{CHAT}", streamed, Answer(delay_s=60))
             assert gateway.call().state is CallState.CANCELLED
         finally:
             host.app = app

