@@ -41,6 +41,8 @@ class UpstreamRequest:
     """Where it goes, in place of the path that the agent asked for; empty where that one stands."""
     model: str = ""
     """The agent's own name of the model, for the reply, where another one went upstream; empty where none did."""
+    notes: tuple[str, ...] = ()
+    """What of the request could not go upstream, each a short kind, a colon and a name."""
 
 
 class ErrorReply(NamedTuple):

@@ -56,6 +56,7 @@ def prepare_translated(
         body=chat.body,
         sampling=chat.sampling,
         hidden=chat.hidden,
+        notes=translation.notes,
         translation=replace(translation, request={}),  # it may be large, and all of it is in the body
         prompt_tokens=None if tokens else rough_tokens(chat.body),
     )

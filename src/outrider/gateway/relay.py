@@ -110,6 +110,7 @@ class Relay:
             owner=access.owner,
             call_id=call_id,
         )
+        self._counters.left_out(prepared.notes)
         turn, left = None, ""
         if tokens and self._continuation is not None:
             turn, left = await self._continuation.turn(access.attempt_id, prepared, target)

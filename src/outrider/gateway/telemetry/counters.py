@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from outrider.types import Call, Fidelity, Json, Mode
 
@@ -18,6 +19,7 @@ class Counters:
         self._continuation: Counter[str] = Counter()
         self._redacted: Counter[str] = Counter()
         self._rewards: Counter[str] = Counter()
+        self._left_out: Counter[str] = Counter()
         self._forwarded = 0
         self._unsampled = 0
 
@@ -35,8 +37,12 @@ class Counters:
 
     def rewarded(self, name: str, source: str) -> None:
         """A reward or feedback that came over HTTP. Names beyond the first hundred are counted together."""
-        key = f"{source} {name}"
-        self._rewards[key if key in self._rewards or len(self._rewards) < 100 else "others"] += 1
+        _count(self._rewards, f"{source} {name}")
+
+    def left_out(self, notes: Iterable[str]) -> None:
+        """What of a translated request had no counterpart upstream, as for `rewarded`."""
+        for note in notes:
+            _count(self._left_out, note[:100])
 
     def recorded(self, call: Call, mode: Mode) -> None:
         self._calls[f"{call.dialect} {mode} {call.state} {call.fidelity}"] += 1
@@ -68,4 +74,10 @@ class Counters:
             "continuation": dict(self._continuation),
             "redacted": dict(self._redacted),
             "rewards": dict(self._rewards),
+            "left_out": dict(self._left_out),
         }
+
+
+def _count(counter: Counter[str], key: str) -> None:
+    """Under its own name, unless agents made up a hundred of them."""
+    counter[key if key in counter or len(counter) < 100 else "others"] += 1

@@ -123,6 +123,7 @@ def _of_counters(counters: Json) -> Iterator[str]:
         ("refused", "code", "Calls that never went upstream, by reason."),
         ("not_recorded", "reason", "Calls that could not be stored, and so were not answered as if they had been."),
         ("broken", "reason", "Recorded calls whose tokens don't add up, by what is wrong."),
+        ("left_out", "what", "Parts of translated requests that the upstream's protocol has no word for."),
         ("redacted", "kind", "Parts that were taken out of calls before storage."),
     ):
         yield from _family(f"outrider_{name}_total", "counter", told, _one_label(label, counters[name]))
