@@ -257,5 +257,20 @@ class Renderer(Protocol):
         agent has `written` behind what was sampled. Says why where that can't be done.
         """
 
-    def parser(self, prompt_ids: Sequence[int], tools: Sequence[Json]) -> ReplyParser:
-        """For an answer to `prompt_ids`; calls are looked for where there are `tools`."""
+    def begin(
+        self,
+        prompt_ids: Sequence[int],
+        kept: int,
+        messages: Sequence[Json],
+        begun: str,
+        tools: Sequence[Json],
+        options: Json,
+    ) -> list[int] | None:
+        """`prompt_ids`, which are those for `messages`, with the beginning of the answer, which an agent wrote.
+
+        The first `kept` of them stay as they are. None where the format gives no proof of how that is done.
+        """
+
+    def parser(self, prompt_ids: Sequence[int], tools: Sequence[Json], *, begun: str = "") -> ReplyParser:
+        """For an answer to `prompt_ids`; calls are looked for where there are `tools`. What was `begun` for `begin` is a
+        part of the answer, and is not told again."""

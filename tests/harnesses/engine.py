@@ -74,8 +74,23 @@ class Remembering:
             self._asked[_key(found)] = [*history, reply, *new], list(tools), dict(options)
         return found
 
-    def parser(self, prompt_ids: Sequence[int], tools: Sequence[Json]) -> ReplyParser:
-        return self._inner.parser(prompt_ids, tools)
+    def begin(
+        self,
+        prompt_ids: Sequence[int],
+        kept: int,
+        messages: Sequence[Json],
+        begun: str,
+        tools: Sequence[Json],
+        options: Json,
+    ) -> list[int] | None:
+        found: list[int] | None = self._inner.begin(prompt_ids, kept, messages, begun, tools, options)
+        if found is not None:
+            said = [*messages, {"role": "assistant", "content": begun}]
+            self._asked[_key(found)] = said, list(tools), dict(options)
+        return found
+
+    def parser(self, prompt_ids: Sequence[int], tools: Sequence[Json], *, begun: str = "") -> ReplyParser:
+        return self._inner.parser(prompt_ids, tools, begun=begun)
 
 
 @lru_cache(maxsize=4)

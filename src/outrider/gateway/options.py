@@ -62,6 +62,14 @@ class GatewayOptions(Section, frozen=True, kw_only=True):
         Literal["gateway", "engine"],
         Meta(description="Who makes prompts of attempts' messages; the gateway does if it has a tokenizer."),
     ] = "gateway"
+    forced_tools: Annotated[
+        Literal["free", "engine"],
+        Meta(
+            description="Tool calls that a request forces, where the gateway makes the prompt: free has them sampled "
+            "as any answer is and counts those that come without the call; engine leaves prompt and forcing to the "
+            "engine, whose answers are of another distribution than the trainer's."
+        ),
+    ] = "free"
     tokenizer: Annotated[
         str,
         Meta(description="Folder with the policy's tokenizer.json and chat template; empty leaves it to the engine."),

@@ -27,6 +27,7 @@ from typing import Any
 
 from outrider.renderers.chat_template import ChatTemplate, TemplateRefused
 from outrider.renderers.encoding import TokenText
+from outrider.renderers.reply import THINK
 from outrider.renderers.shape import STUB_TOOL, Traits, shape, shape_tools, stub_call
 from outrider.types import Break, Json
 
@@ -42,6 +43,16 @@ class Suffix:
     """Ends the turn, where the model did not sample it itself."""
     text: str
     """All that comes after the end of the turn, the opening of the next answer included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What precedes an answer that the agent has begun."""
+
+    text: str
+    """That opens any answer."""
+    between: str
+    """What the template writes there besides, such as an empty thought."""
 
 
 class Bridge:
@@ -75,6 +86,29 @@ class Bridge:
                 self._short_serves[key] = short == real
             return real
         return short
+
+    def opening(
+        self, messages: Sequence[Json], begun: str, tools: Sequence[Json] | None, options: Json
+    ) -> Opening | None:
+        """What precedes `begun`, the beginning of the answer to `messages`; None where the template does not write it
+        as it is, behind the opening of an answer."""
+        offered = shape_tools(tools, self._text)
+
+        def render(*said: str, generate: bool = False) -> str:
+            told = [*messages, *({"role": "assistant", "content": text} for text in said)]
+            return self._template.render(shape(told, self._text, self._traits), offered, options, generate=generate)
+
+        try:
+            before, opened, marked, whole = render(), render(generate=True), render(self._mark), render(begun)
+        except TemplateRefused:
+            return None
+        head, found, _ = marked.rpartition(self._mark)
+        if not found or not opened.startswith(before) or not head.startswith(opened):
+            return None
+        written = self._text.guard(begun, only_control=True)
+        if not whole.startswith(head + written) or head.rstrip().endswith(THINK):
+            return None
+        return Opening(text=opened[len(before) :], between=head[len(opened) :])
 
     # -- two renders -----------------------------------------------------------------------------------------------
 

@@ -76,6 +76,10 @@ class TokenText:
                 ids += self._encode_plain(piece)
         return ids
 
+    def encode_said(self, text: str) -> list[int]:
+        """Ids of an assistant's words: the markers in them are its own, but for control tokens."""
+        return self.encode(self.guard(text, only_control=True))
+
     def _encode_plain(self, guarded: str) -> list[int]:
         ids: list[int] = self._plain.encode(guarded.replace(BREAK, ""), add_special_tokens=False).ids
         if self.markers.isdisjoint(ids):

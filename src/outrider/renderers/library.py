@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider.errors import ConfigError, RequestError
 from outrider.renderers.encoding import TokenText
-from outrider.renderers.reply import read_calls
+from outrider.renderers.reply import RestOfReply, is_plain, read_calls
 from outrider.renderers.shape import Traits, shape, shape_tools, stub_call
 from outrider.renderers.template import TemplateRenderer
 from outrider.types import Break, Json
@@ -106,8 +106,22 @@ class LibraryRenderer:
             return list(found.token_ids)
         return self._generic.extend(prompt_ids, completion_ids, history, reply, new, tools, options)
 
-    def parser(self, prompt_ids: Sequence[int], tools: Sequence[Json]) -> ReplyParser:
-        return LibraryReply(self._of({}), self.text, list(prompt_ids), list(tools))
+    def begin(
+        self,
+        prompt_ids: Sequence[int],
+        kept: int,
+        messages: Sequence[Json],
+        begun: str,
+        tools: Sequence[Json],
+        options: Json,
+    ) -> list[int] | None:
+        found = self._generic.begin(prompt_ids, kept, messages, begun, tools, options)
+        plain = found is not None and is_plain(self.parser(found, tools), begun, self.text.encode_said(begun))
+        return found if plain else None
+
+    def parser(self, prompt_ids: Sequence[int], tools: Sequence[Json], *, begun: str = "") -> ReplyParser:
+        made = LibraryReply(self._of({}), self.text, list(prompt_ids), list(tools))
+        return RestOfReply(made, begun, self.text.encode_said(begun)) if begun else made
 
     def _known(self, options: Json) -> Json:
         return {name: value for name, value in options.items() if name in self._fields}

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from outrider.renderers.encoding import TokenText
-from outrider.wire import ParsedCall, ReplyDelta
+from outrider.wire import ParsedCall, ReplyDelta, ReplyParser
 
 THINK, THINK_END, CALL, CALL_END = "<think>", "</think>", "<tool_call>", "</tool_call>"
 MARKERS = (THINK, THINK_END, CALL, CALL_END)
@@ -173,6 +173,38 @@ class TaggedReply:
             self._calls += calls
         else:
             self._take(body)
+
+
+class RestOfReply:
+    """An answer whose beginning stands in the prompt: parsed as a whole, told without that. Satisfies
+    `wire.ReplyParser`."""
+
+    def __init__(self, whole: ReplyParser, begun: str, begun_ids: Sequence[int]) -> None:
+        """`begun_ids` are any that spell `begun`, which is plain text."""
+        self._whole = whole
+        self._begun = begun
+        self._rest(whole.feed(begun_ids))
+
+    def feed(self, token_ids: Sequence[int]) -> ReplyDelta:
+        return self._rest(self._whole.feed(token_ids))
+
+    def finish(self) -> ReplyDelta:
+        return self._rest(self._whole.finish())
+
+    def _rest(self, part: ReplyDelta) -> ReplyDelta:
+        both = min(len(self._begun), len(part.content))
+        if self._begun[:both] != part.content[:both]:  # what was left of it was blank space, and dropped
+            self._begun = ""
+            return part
+        self._begun = self._begun[both:]
+        return part._replace(content=part.content[both:])
+
+
+def is_plain(parser: ReplyParser, text: str, ids: Sequence[int]) -> bool:
+    """`parser` makes nothing but text of `text`, which `ids` spell."""
+    parts = [parser.feed(ids), parser.finish()]
+    only_text = not any(part.calls or part.reasoning for part in parts)
+    return only_text and "".join(part.content for part in parts) == text
 
 
 def read_calls(body: str) -> list[ParsedCall] | None:

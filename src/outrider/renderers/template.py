@@ -9,7 +9,7 @@ from outrider.errors import RequestError
 from outrider.renderers.bridge import Bridge
 from outrider.renderers.chat_template import ChatTemplate, TemplateRefused
 from outrider.renderers.encoding import TokenText
-from outrider.renderers.reply import THINK, TaggedReply
+from outrider.renderers.reply import THINK, RestOfReply, TaggedReply, is_plain
 from outrider.renderers.shape import STUB_TOOL, mapping, probe, shape, shape_tools, stub_call
 from outrider.types import Break, Json
 from outrider.wire import ReplyParser
@@ -82,8 +82,30 @@ class TemplateRenderer:
             return Break.UNKNOWN
         return ids + (tail[1:] if completion_ids and completion_ids[-1] == suffix.close else tail)
 
-    def parser(self, prompt_ids: Sequence[int], tools: Sequence[Json]) -> ReplyParser:
-        thinking = self.text.decode(prompt_ids[-_TAIL:]).rstrip().endswith(THINK)
+    def begin(
+        self,
+        prompt_ids: Sequence[int],
+        kept: int,
+        messages: Sequence[Json],
+        begun: str,
+        tools: Sequence[Json],
+        options: Json,
+    ) -> list[int] | None:
+        opening = self._bridge.opening(messages, begun, tools, options)
+        marker = next((at for at in range(len(prompt_ids) - 1, -1, -1) if prompt_ids[at] in self.text.special_ids), -1)
+        if opening is None or marker < kept or not is_plain(self._reply(tools), begun, self.text.encode_said(begun)):
+            return None
+        # Encoded with the opening of the answer, behind its last control token, as extensions are.
+        head, tail = list(prompt_ids[:marker]), self.text.decode(prompt_ids[marker:])
+        ids = self.text.encode(tail + opening.between + self.text.guard(begun, only_control=True))
+        return head + ids if opening.text.endswith(tail) and ids[0] == prompt_ids[marker] else None
+
+    def parser(self, prompt_ids: Sequence[int], tools: Sequence[Json], *, begun: str = "") -> ReplyParser:
+        if begun:
+            return RestOfReply(self._reply(tools), begun, self.text.encode_said(begun))
+        return self._reply(tools, thinking=self.text.decode(prompt_ids[-_TAIL:]).rstrip().endswith(THINK))
+
+    def _reply(self, tools: Sequence[Json], *, thinking: bool = False) -> TaggedReply:
         names = frozenset(str((tool.get("function") or {}).get("name")) for tool in tools)
         return TaggedReply(self.text, thinking=thinking, tools=names, bare_calls=self._bare_calls)
 

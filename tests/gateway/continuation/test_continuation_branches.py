@@ -19,7 +19,7 @@ def rewritten(message):
 
 
 def as_text(message):
-    """As smolagents sends calls back."""
+    """Calls that a harness sends back as text, in a way that is not known."""
     return {"role": "assistant", "content": f"Calling tools:\n{[call['function'] for call in message['tool_calls']]}"}
 
 

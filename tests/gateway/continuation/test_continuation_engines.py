@@ -16,7 +16,6 @@ from outrider.types import CallState, Fidelity, Mode
 @pytest.mark.parametrize(
     ("why", "fields"),
     [
-        ("a forced tool call", {"tools": [TOOL], "tool_choice": "required"}),
         ("an answer begun by the agent", {"continue_final_message": True, "add_generation_prompt": False}),
         (
             "content of type image_url",
@@ -34,18 +33,20 @@ def test_what_cannot_be_rendered_here_is_left_to_the_engine(talk, why, fields):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("as_list", [False, True])
-def test_an_answer_to_a_forced_call_is_gone_on_from(talk, stream, as_list):
-    """Also where the engine's grammar wrote the call in another way than the model would."""
-    fields = {"messages": [USER], "tools": [TOOL], "tool_choice": "required", "stream": stream}
-    said = '[{"name": "add", "parameters": {"n": 1}}]' if as_list else CALL + END
-    if as_list:  # vLLM's way: a list, which is no call in the model's own format
-        talk.engine.calls = [{"id": "c9", "type": "function", "function": {"name": "add", "arguments": '{"n": 1}'}}]
-    message = talk.ask([USER], said, **{key: value for key, value in fields.items() if key != "messages"})
-    assert message["tool_calls"][0]["function"]["name"] == "add"
-    talk.ask([USER, message, result(message)], tools=[TOOL])
-    assert talk.continues(said)
-    assert talk.counted() == {"engine: a forced tool call": 1, "continued": 1}
-    assert len(talk.samples().samples) == 1
+def test_an_answer_to_a_call_that_the_engine_forced_is_gone_on_from(start, folder, engine, renderer, stream, as_list):
+    """Also where its grammar wrote the call in another way than the model would."""
+    with start(mode="train", tokenizer=str(folder), forced_tools="engine") as gateway:
+        talk = Talk(gateway, engine, renderer)
+        said = '[{"name": "add", "parameters": {"n": 1}}]' if as_list else CALL + END
+        if as_list:  # vLLM's way: a list, which is no call in the model's own format
+            engine.calls = [{"id": "c9", "type": "function", "function": {"name": "add", "arguments": '{"n": 1}'}}]
+        message = talk.ask([USER], said, tools=[TOOL], tool_choice="required", stream=stream)
+        assert message["tool_calls"][0]["function"]["name"] == "add"
+        assert engine.received[-1].json["tool_choice"] == "required"
+        talk.ask([USER, message, result(message)], tools=[TOOL])
+        assert talk.continues(said)
+        assert talk.counted() == {"engine: a forced tool call": 1, "continued": 1}
+        assert len(talk.samples().samples) == 1
 
 
 def test_answers_in_a_form_that_no_parser_knows_are_left_to_the_engine(tmp_path, start, engine, renderer):

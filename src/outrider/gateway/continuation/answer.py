@@ -14,15 +14,18 @@ import numpy as np
 
 from outrider.gateway.continuation.request import ChatRequest
 from outrider.types import Json
-from outrider.wire import ParsedCall, ReplyDelta, ReplyParser
+from outrider.wire import ParsedCall, Renderer, ReplyDelta
 
 
 def call_id(prompt_ids: Sequence[int], index: int, number: int, model_id: str = "") -> str:
-    """The id of a tool call: the model's own, or one that follows from the prompt, so that it is found again."""
+    """The id of a tool call: the model's own, or one that follows from the prompt, so that it is found again.
+
+    Sorted by id, calls of one answer are in order: some agents tell them, and what came of them, in that order.
+    """
     if model_id:
         return model_id
-    seed = np.asarray(prompt_ids, dtype=np.int32).tobytes() + b"%d.%d" % (index, number)
-    return "call_" + hashlib.blake2b(seed, digest_size=12).hexdigest()
+    seed = np.asarray(prompt_ids, dtype=np.int32).tobytes() + b"%d" % index
+    return f"call_{hashlib.blake2b(seed, digest_size=10).hexdigest()}{number:04x}"
 
 
 class StopStrings:
@@ -58,7 +61,7 @@ class Answer:
     """One that can be gone on from."""
 
     message: Json
-    """As it was told, in the shape of `plain_messages`."""
+    """As it was told, in the shape of `plain_messages`, with what the agent had written of it itself."""
     stopped: str = ""
     """Where a stop string ended it, its text with that: what was sampled, and what the agent may have written on."""
 
@@ -94,10 +97,12 @@ class Message:
 class AnswerStream:
     """One choice. `feed` and `finish` give the delta for the agent, None where there is nothing to tell."""
 
-    def __init__(self, parser: ReplyParser, request: ChatRequest, prompt_ids: Sequence[int], index: int) -> None:
+    def __init__(self, renderer: Renderer, request: ChatRequest, prompt_ids: Sequence[int], index: int) -> None:
         self.message = Message()
         self.started = False
-        self._parser = parser
+        tools = request.tools if request.parses_calls else []
+        self._parser = renderer.parser(prompt_ids, tools, begun=request.begun)
+        self._begun = request.begun
         self._stop = StopStrings(request.stop, keep=request.keeps_stop)
         self._prompt_ids = prompt_ids
         self._index = index
@@ -114,7 +119,8 @@ class AnswerStream:
 
     def answer(self) -> Answer:
         """What there is of it."""
-        return Answer(self.message.plain(), "".join(self._content) if self._stop.matched else "")
+        stopped = self._begun + "".join(self._content) if self._stop.matched else ""
+        return Answer(begun_by(self._begun, self.message.plain()), stopped)
 
     def _tell(self, part: ReplyDelta, *, last: bool) -> Json | None:
         delta: Json = {}
@@ -144,11 +150,16 @@ class AnswerStream:
         return told
 
 
+def begun_by(begun: str, message: Json) -> Json:
+    """`message`, a plain one, with the beginning that the agent had written of it."""
+    return {**message, "content": begun + message["content"]} if begun else message
+
+
 def parse_answer(
-    parser: ReplyParser, request: ChatRequest, prompt_ids: Sequence[int], index: int, ids: Sequence[int]
+    renderer: Renderer, request: ChatRequest, prompt_ids: Sequence[int], index: int, ids: Sequence[int]
 ) -> Answer:
     """The whole of a recorded answer, as it was told."""
-    stream = AnswerStream(parser, request, prompt_ids, index)
+    stream = AnswerStream(renderer, request, prompt_ids, index)
     stream.feed(ids)
     stream.finish()
     return stream.answer()

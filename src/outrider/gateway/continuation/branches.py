@@ -6,7 +6,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from outrider.gateway.continuation.meaning import Meaning, Talk
+from outrider.gateway.continuation.answer import Answer
+from outrider.gateway.continuation.meaning import Meaning, Talk, follow, meaning_of
+from outrider.gateway.continuation.retold import retellings
 from outrider.types import Break, IntArray, Json
 
 _LOOKED_AT = 64  # branches that are compared with a request that continues none
@@ -24,8 +26,7 @@ class Branch:
     """Of its messages; the last one is the answer."""
     prompt_ids: IntArray
     completion_ids: IntArray
-    stopped: str = ""
-    """See `answer.Answer`."""
+    answer: Answer
 
     @property
     def tokens(self) -> int:
@@ -37,6 +38,8 @@ class Attempt:
     """The branches of one attempt by the chain that ends with their answer; the newest of equal ones."""
 
     branches: OrderedDict[bytes, Branch] = field(default_factory=OrderedDict)
+    retold: dict[bytes, Branch] = field(default_factory=dict)
+    """The same by chains that end with the answer as an agent may retell it."""
     calls: set[str] = field(default_factory=set)
     """Ids of the calls that are in here, or can't be."""
     stopped: dict[bytes, list[Branch]] = field(default_factory=dict)
@@ -47,7 +50,7 @@ class Attempt:
     def find(self, talk: Talk) -> tuple[int, Branch] | None:
         """The longest beginning of `talk` that is a branch, short of all of it: how many messages, and which."""
         for length in range(len(talk.meanings) - 1, 0, -1):
-            branch = self.branches.get(talk.chain[length])
+            branch = self.branches.get(talk.chain[length]) or self.retold.get(talk.chain[length])
             if branch is not None:
                 return length, branch
         return None
@@ -63,8 +66,9 @@ class Attempt:
                     b"",
                     branch.meanings[-1].reasoning,
                 )
-                if same and message["content"].startswith(branch.stopped):
-                    return at + 1, branch, message["content"][len(branch.stopped) :]
+                stopped = branch.answer.stopped
+                if same and message["content"].startswith(stopped):
+                    return at + 1, branch, message["content"][len(stopped) :]
         return None
 
     def add(self, before: bytes, chain: bytes, branch: Branch) -> int:
@@ -73,8 +77,9 @@ class Attempt:
         self.branches[chain] = branch
         if old is not None:
             self._unlist(old)
-        if branch.stopped:
+        if branch.answer.stopped:
             self.stopped.setdefault(before, []).append(branch)
+        self.retold |= dict.fromkeys(_retold(before, branch), branch)
         return branch.tokens - (old.tokens if old else 0)
 
     def drop_oldest(self) -> int:
@@ -84,12 +89,14 @@ class Attempt:
         return oldest.tokens
 
     def _unlist(self, branch: Branch) -> None:
-        if branch.stopped:
+        if branch.answer.stopped:
             self.stopped = {
                 chain: left
                 for chain, all in self.stopped.items()
                 if (left := [one for one in all if one is not branch])
             }
+        if branch.meanings[-1].calls:
+            self.retold = {chain: one for chain, one in self.retold.items() if one is not branch}
 
     def diagnose(self, talk: Talk, options: bytes) -> Break | None:
         """Why `talk`, which has answers in it, continues none of the branches; None if it never was one of theirs."""
@@ -144,6 +151,15 @@ class Branches:
             self._tokens -= sum(one.tokens for one in quiet.branches.values())
         while self._tokens > self._max_tokens and len(attempt.branches) > 1:
             self._tokens -= attempt.drop_oldest()
+
+
+def _retold(before: bytes, branch: Branch) -> Iterator[bytes]:
+    """Chains that end with its answer's calls as text; `before` stands for all before the answer."""
+    answer = branch.meanings[-1]
+    if answer.calls and not answer.reasoning:  # such agents keep no reasoning either, which is a break
+        for text in retellings(branch.answer.message):
+            message = {"role": "assistant", "content": text}
+            yield follow(before, meaning_of(message, {}, len(branch.meanings) - 1))
 
 
 def _shared(ours: Sequence[Meaning], theirs: Sequence[Meaning]) -> int:

@@ -192,9 +192,7 @@ class ContinuedReader:
     def _answer(self, index: int) -> AnswerStream:
         found = self.answers.get(index)
         if found is None:
-            tools = self._request.tools if self._request.parses_calls else []
-            parser = self._renderer.parser(self._prompt_ids, tools)
-            found = self.answers[index] = AnswerStream(parser, self._request, self._prompt_ids, index)
+            found = self.answers[index] = AnswerStream(self._renderer, self._request, self._prompt_ids, index)
         return found
 
     def _rest(self, choice: _Choice) -> Json:

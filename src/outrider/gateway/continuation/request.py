@@ -25,6 +25,8 @@ _CHAT_ONLY = frozenset({
 })  # fmt: skip
 
 LEFT = "engine: "  # begins `Call.continuation` of what is left to the engine
+FORCED = "a forced tool call"
+BEGUN = "an answer begun by the agent"
 _SPELLED = "the request spells control tokens"
 _CONTROL = re.compile(rb"<\|[a-z_]+\|>")
 
@@ -47,6 +49,11 @@ class ChatRequest:
     options: Json
     parses_calls: bool
     """Tool calls are looked for in the answer."""
+    forced: frozenset[str]
+    """Names of tools of which the agent wants one called, whatever else the model would say; empty where it does not.
+    """
+    begun: str
+    """The beginning of the answer, where the agent has written it. It is none of `messages`."""
     stop: tuple[str, ...]
     keeps_stop: bool
     """The stop string that ends an answer is shown as a part of it."""
@@ -58,37 +65,40 @@ class ChatRequest:
 
 
 def read_chat(
-    body: bytes, *, shows_ids: bool, shows_logprobs: bool, joint: str = "\n", answered: bool = False
+    body: bytes,
+    *,
+    shows_ids: bool,
+    shows_logprobs: bool,
+    joint: str = "\n",
+    frees_calls: bool = True,
+    answered: bool = False,
 ) -> ChatRequest:
     """Raises `LeftToEngine`, and `RequestError` where no engine could do better.
 
-    `joint` stands between the text parts of one message. `answered`: the engine has made the prompt and the answer, and
-    the ids of both are known.
+    `joint` stands between the text parts of one message. `frees_calls`: a call that is forced is sampled as any other
+    answer. `answered`: the engine has made the prompt and the answer, and the ids of both are known.
     """
     fields = _fields(body)
-    choice = fields.get("tool_choice")
-    if (isinstance(choice, dict) or choice == "required") and not answered:
-        raise LeftToEngine("a forced tool call")  # engines force it by a grammar, which no prompt can do
-    if fields.get("continue_final_message") or fields.get("add_generation_prompt") is False:
-        raise LeftToEngine("an answer begun by the agent")
-    try:
-        messages = plain_messages(fields.get("messages") or (), joint)
-    except NotText as error:
-        raise LeftToEngine(f"content of type {error}") from None
-    except ValueError as error:
-        raise RequestError(f"messages: {error}.", param="messages") from None
-    if not messages:
-        raise RequestError("messages: there must be at least one.", param="messages")
+    choice, given = fields.get("tool_choice"), fields.get("tools")
+    tools = [tool for tool in given if isinstance(tool, dict)] if isinstance(given, list) else []
+    if fields.get("functions") and not answered:
+        raise LeftToEngine("functions in place of tools")
+    forced = _forced(choice, tools)
+    if forced is None or (forced and not frees_calls):
+        if not answered:
+            raise LeftToEngine(FORCED)  # engines force it by a grammar, which no prompt can do
+        forced = frozenset()
+    messages, begun = _messages(fields, joint)
     stop = fields.get("stop")
     stops = (stop,) if isinstance(stop, str) else tuple(one for one in stop or () if isinstance(one, str))
-    tools = fields.get("tools")
-    tools = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     return ChatRequest(
         fields=fields,
         messages=messages,
         tools=tools,
         options=_options(fields),
         parses_calls=bool(tools) and choice != "none",
+        forced=forced,
+        begun=begun,
         stop=tuple(one for one in stops if one),
         keeps_stop=fields.get("include_stop_str_in_output") is True,
         stream=fields.get("stream") is True,
@@ -117,6 +127,49 @@ def left_to_engine(why: str, body: bytes) -> str:
     if _CONTROL.search(body) is not None:
         reasons.append(_SPELLED)
     return LEFT + "; ".join(reasons) if reasons else ""
+
+
+def _forced(choice: Any, tools: Sequence[Json]) -> frozenset[str] | None:
+    """Names of the tools of which one must be called, by `tool_choice`; None where it is not known to name any."""
+    offered = _names(tools)
+    if choice == "required":
+        return offered or None
+    if not isinstance(choice, dict):
+        return frozenset()
+    if choice.get("type") == "allowed_tools":
+        allowed = choice.get("allowed_tools")
+        if not isinstance(allowed, dict) or allowed.get("mode") != "required":
+            return frozenset()
+        named = _names(allowed.get("tools"))
+    else:
+        named = _names([choice])
+    return named & offered or None
+
+
+def _names(tools: Any) -> frozenset[str]:
+    functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    names = [function.get("name") for function in functions if isinstance(function, dict)]
+    return frozenset(name for name in names if isinstance(name, str))
+
+
+def _messages(fields: Json, joint: str) -> tuple[list[Json], str]:
+    """Those before the answer, and how the agent has begun that. Raises `LeftToEngine`, and `RequestError`."""
+    try:
+        messages = plain_messages(fields.get("messages") or (), joint)
+    except NotText as error:
+        raise LeftToEngine(f"content of type {error}") from None
+    except ValueError as error:
+        raise RequestError(f"messages: {error}.", param="messages") from None
+    if not messages:
+        raise RequestError("messages: there must be at least one.", param="messages")
+    if not fields.get("continue_final_message"):
+        if fields.get("add_generation_prompt") is False:
+            raise LeftToEngine(BEGUN)
+        return messages, ""
+    *before, last = messages
+    if not before or last["role"] != "assistant" or not last["content"] or last.keys() != {"role", "content"}:
+        raise LeftToEngine(BEGUN)
+    return before, last["content"]
 
 
 def _fields(body: bytes) -> Json:

@@ -24,4 +24,5 @@ def make_continuation(
         return None
     renderer: Renderer = resolve("renderer", options.renderer, field="renderer")(Path(options.tokenizer))
     completions: Dialect = resolve("dialect", "openai_completions", field="tokens")()
-    return Continuation(renderer, store, dialects, completions, counters)
+    frees_calls = options.forced_tools == "free"
+    return Continuation(renderer, store, dialects, completions, counters, frees_calls=frees_calls)

@@ -4,6 +4,9 @@ continued           the prompt is a branch's ids plus those of the new messages
 opened              a conversation that was not seen before, or is none of an answer's
 broke: <cause>      the agent goes on with a conversation, and its tokens can't be: a new branch is opened
 engine: <why>       the prompt can't be made here, so the engine renders it
+
+Behind a semicolon stands what else there is to say: that the agent had forced a tool call, and what the model said when
+it was asked freely.
 """
 
 from __future__ import annotations
@@ -12,13 +15,15 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from outrider.errors import RequestError
-from outrider.gateway.continuation.answer import Answer, parse_answer
+from outrider.gateway.continuation.answer import Answer, begun_by, parse_answer
 from outrider.gateway.continuation.branches import Branch, Branches
 from outrider.gateway.continuation.meaning import Talk, digest, follow, meaning_of, read_talk
 from outrider.gateway.continuation.reader import ContinuedReader
 from outrider.gateway.continuation.request import (
+    BEGUN,
     COMPLETIONS_PATH,
     LEFT,
     ChatRequest,
@@ -37,6 +42,7 @@ log = logging.getLogger("outrider.gateway")
 
 CHAT_PATH = "/v1/chat/completions"
 MAX_TOKENS = 16_000_000  # 64 MB of ids
+FREE, FREE_UNMADE = "a forced tool call, left free", "a forced tool call, left free and not made"
 
 # Names of `UpstreamRequest.hidden`.
 _TOKEN_IDS, _LOGPROBS = "token_ids", "logprobs"
@@ -52,6 +58,16 @@ class Asked:
     options: bytes
 
 
+class _Found(NamedTuple):
+    """The beginning of a request that is a branch."""
+
+    length: int
+    """Messages, the branch's answer being the last of them."""
+    branch: Branch
+    written: str = ""
+    """What the agent wrote on behind the answer."""
+
+
 class Turn:
     """One call whose prompt was made here."""
 
@@ -59,7 +75,7 @@ class Turn:
         self, continuation: Continuation, attempt_id: str, asked: Asked, prompt_ids: list[int], outcome: str
     ) -> None:
         self.prompt_ids = prompt_ids
-        self.outcome = outcome
+        self._outcome = outcome
         self._continuation = continuation
         self._attempt_id = attempt_id
         self._asked = asked
@@ -68,6 +84,19 @@ class Turn:
     @property
     def path(self) -> str:
         return COMPLETIONS_PATH
+
+    @property
+    def outcome(self) -> str:
+        """How the prompt came about, and what became of a call that the agent had forced."""
+        if not self._asked.request.forced:
+            return self._outcome
+        return f"{self._outcome}; {FREE if all(self._made()) else FREE_UNMADE}"
+
+    def _made(self) -> list[bool]:
+        """Of each answer: it has a call that the agent forced."""
+        streams = self._reader.answers.values() if self._reader is not None else ()
+        forced = self._asked.request.forced
+        return [any(call["function"]["name"] in forced for call in stream.message.calls) for stream in streams]
 
     def body(self) -> bytes:
         return completions_body(self._asked.request, self.prompt_ids)
@@ -83,7 +112,9 @@ class Turn:
 
     def committed(self, call: Call) -> None:
         """The call is durable, and its answers can be gone on from."""
-        self._continuation.count(self._attempt_id, self.outcome)
+        self._continuation.count(self._attempt_id, self._outcome)
+        if self._asked.request.forced and call.state is CallState.COMPLETE:
+            self._continuation.count_forced(self._made())
         if self._reader is not None:
             answers = {index: stream.answer() for index, stream in self._reader.answers.items()}
             self._continuation.keep(self._attempt_id, call, self._asked, answers)
@@ -100,14 +131,17 @@ class Continuation:
         completions: Dialect,
         counters: Counters,
         *,
+        frees_calls: bool = True,
         max_tokens: int = MAX_TOKENS,
     ) -> None:
-        """`dialects` are those of recorded calls; `completions` reads what the engine answers to ids."""
+        """`dialects` are those of recorded calls; `completions` reads what the engine answers to ids. `frees_calls`: a
+        tool call that an agent forces is sampled as any other answer, else the engine is to force it."""
         self._renderer = renderer
         self._store = store
         self._dialects = {dialect.name: dialect for dialect in dialects}
         self._completions = completions
         self._counters = counters
+        self._frees_calls = frees_calls
         self._branches = Branches(max_tokens)
 
     async def turn(self, attempt_id: str, prepared: UpstreamRequest, target: bytes) -> tuple[Turn | None, str]:
@@ -116,9 +150,9 @@ class Continuation:
             return None, ""
         try:
             asked = self._read(prepared)
+            prompt_ids, outcome = await self._prompt(attempt_id, asked)
         except LeftToEngine as reason:
             return None, str(reason)
-        prompt_ids, outcome = await self._prompt(attempt_id, asked)
         return Turn(self, attempt_id, asked, prompt_ids, outcome), ""
 
     async def count_prompt(self, attempt_id: str, asked: UpstreamRequest) -> int | None:
@@ -146,6 +180,10 @@ class Continuation:
         if outcome.startswith("broke"):
             log.warning("attempt %s: %s; a new branch is opened", attempt_id, outcome)
 
+    def count_forced(self, made: Sequence[bool]) -> None:
+        for one in made:
+            self._counters.forced_tools(made=one)
+
     def keep(self, attempt_id: str, call: Call, asked: Asked, answers: dict[int, Answer]) -> None:
         """Open the branches that end with `answers`, by index of their choice."""
         self._branches.attempt(attempt_id).calls.add(call.id)
@@ -155,37 +193,57 @@ class Continuation:
     # -- the prompt ------------------------------------------------------------------------------------------------
 
     async def _prompt(self, attempt_id: str, asked: Asked) -> tuple[list[int], str]:
-        request, talk = asked.request, asked.talk
-        found = self._branches.attempt(attempt_id).find(talk)
-        if _misses(found, talk):
+        """Raises `LeftToEngine`, and `RequestError`."""
+        request = asked.request
+        found = self._find(attempt_id, asked)
+        if _misses(found, asked.talk):
             await self._recall(attempt_id)
-            found = self._branches.attempt(attempt_id).find(talk)
-        written = ""
-        if _misses(found, talk):
-            on = self._branches.attempt(attempt_id).find_written_on(talk, request.messages, found[0] if found else 0)
-            found, written = (found, "") if on is None else (on[:2], on[2])
+            found = self._find(attempt_id, asked)
         cause: Break | None
-        if not _misses(found, talk) and found is not None:
-            length, branch = found
-            extended = self._renderer.extend(
-                branch.prompt_ids.tolist(),
-                branch.completion_ids.tolist(),
-                request.messages[: length - 1],
-                request.messages[length - 1],
-                request.messages[length:],
-                request.tools,
-                request.options,
-                written=written,
-            )
+        if found is not None and not _misses(found, asked.talk):
+            extended = self._extend(request, found)
             if not isinstance(extended, Break):
-                return extended, "continued"
+                return self._begin(extended, found.branch.tokens, request), "continued"
             cause = extended
         else:
-            answered = any(one.role == "assistant" for one in talk.meanings)
-            cause = self._branches.attempt(attempt_id).diagnose(talk, asked.options) if answered else None
+            answered = any(one.role == "assistant" for one in asked.talk.meanings)
+            cause = self._branches.attempt(attempt_id).diagnose(asked.talk, asked.options) if answered else None
         # The whole history: long enough for others to wait, so not on the event loop.
         prompt_ids = await asyncio.to_thread(self._renderer.render, request.messages, request.tools, request.options)
-        return prompt_ids, "opened" if cause is None else f"broke: {cause}"
+        return self._begin(prompt_ids, 0, request), "opened" if cause is None else f"broke: {cause}"
+
+    def _find(self, attempt_id: str, asked: Asked) -> _Found | None:
+        attempt = self._branches.attempt(attempt_id)
+        known = attempt.find(asked.talk)
+        found = None if known is None else _Found(*known)
+        if _misses(found, asked.talk):
+            on = attempt.find_written_on(asked.talk, asked.request.messages, found.length if found else 0)
+            found = found if on is None else _Found(*on)
+        return found
+
+    def _extend(self, request: ChatRequest, found: _Found) -> list[int] | Break:
+        branch, history, reply = found.branch, request.messages[: found.length - 1], request.messages[found.length - 1]
+        if branch.meanings[-1].calls and "tool_calls" not in reply:
+            reply = branch.answer.message  # the agent retold it
+        return self._renderer.extend(
+            branch.prompt_ids.tolist(),
+            branch.completion_ids.tolist(),
+            history,
+            reply,
+            request.messages[found.length :],
+            request.tools,
+            request.options,
+            written=found.written,
+        )
+
+    def _begin(self, prompt_ids: list[int], kept: int, request: ChatRequest) -> list[int]:
+        """The same with the beginning of the answer, if the agent wrote one. Raises `LeftToEngine`."""
+        if not request.begun:
+            return prompt_ids
+        begun = self._renderer.begin(prompt_ids, kept, request.messages, request.begun, request.tools, request.options)
+        if begun is None:
+            raise LeftToEngine(BEGUN)
+        return begun
 
     async def _recall(self, attempt_id: str) -> None:
         """Read the calls of the attempt that another gateway served, or this one before it was started again."""
@@ -224,16 +282,14 @@ class Continuation:
     def _answers(self, call: Call, request: ChatRequest) -> dict[int, Answer]:
         """The answers of a recorded call, as they were told, by index of their choice."""
         if not call.continuation or call.continuation.startswith(LEFT):
-            return {index: Answer(message) for index, message in told_answers(call.response).items()}
+            told = told_answers(call.response).items()
+            return {index: Answer(begun_by(request.begun, message)) for index, message in told}
         assert call.prompt_ids is not None
         prompt_ids = call.prompt_ids.tolist()
-        tools = request.tools if request.parses_calls else []
-        answers = {}
-        for choice in call.choices:
-            parser = self._renderer.parser(prompt_ids, tools)
-            ids = choice.token_ids.tolist()
-            answers[choice.index] = parse_answer(parser, request, prompt_ids, choice.index, ids)
-        return answers
+        return {
+            choice.index: parse_answer(self._renderer, request, prompt_ids, choice.index, choice.token_ids.tolist())
+            for choice in call.choices
+        }
 
     def _read(self, prepared: UpstreamRequest, *, answered: bool = False) -> Asked:
         shows_ids, shows_logprobs = _TOKEN_IDS not in prepared.hidden, _LOGPROBS not in prepared.hidden
@@ -242,6 +298,7 @@ class Continuation:
             shows_ids=shows_ids,
             shows_logprobs=shows_logprobs,
             joint=self._renderer.joint,
+            frees_calls=self._frees_calls,
             answered=answered,
         )
         if not self._renderer.reads(calls=request.parses_calls):
@@ -251,9 +308,9 @@ class Continuation:
         return Asked(request=request, talk=read_talk(head, request.messages), head=head, options=digest(options))
 
 
-def _misses(found: tuple[int, Branch] | None, talk: Talk) -> bool:
+def _misses(found: _Found | None, talk: Talk) -> bool:
     """There are answers in `talk` beyond the branch that was found."""
-    return any(one.role == "assistant" for one in talk.meanings[found[0] if found else 0 :])
+    return any(one.role == "assistant" for one in talk.meanings[found.length if found else 0 :])
 
 
 def _usable(call: Call) -> bool:
@@ -275,7 +332,7 @@ def _branches_of(call: Call, asked: Asked, answers: dict[int, Answer]) -> list[t
             meanings=(*asked.talk.meanings, meaning),
             prompt_ids=call.prompt_ids,
             completion_ids=choice.token_ids,
-            stopped=answer.stopped,
+            answer=answer,
         )
         made.append((follow(asked.talk.chain[-1], meaning), branch))
     return made

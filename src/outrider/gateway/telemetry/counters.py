@@ -17,6 +17,7 @@ class Counters:
         self._refused: Counter[str] = Counter()
         self._not_recorded: Counter[str] = Counter()
         self._continuation: Counter[str] = Counter()
+        self._forced_tools: Counter[str] = Counter()
         self._redacted: Counter[str] = Counter()
         self._rewards: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
@@ -63,6 +64,10 @@ class Counters:
         """How a call's prompt came about (see `continuation.turns`)."""
         self._continuation[outcome] += 1
 
+    def forced_tools(self, *, made: bool) -> None:
+        """A tool call that an agent forced and that was sampled freely: the model made it or said something else."""
+        self._forced_tools["made" if made else "not made"] += 1
+
     def snapshot(self) -> Json:
         return {
             "forwarded": self._forwarded,
@@ -72,6 +77,7 @@ class Counters:
             "refused": dict(self._refused),
             "not_recorded": dict(self._not_recorded),
             "continuation": dict(self._continuation),
+            "forced_tools": dict(self._forced_tools),
             "redacted": dict(self._redacted),
             "rewards": dict(self._rewards),
             "left_out": dict(self._left_out),

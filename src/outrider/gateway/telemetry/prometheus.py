@@ -123,6 +123,7 @@ def _of_counters(counters: Json) -> Iterator[str]:
         ("refused", "code", "Calls that never went upstream, by reason."),
         ("not_recorded", "reason", "Calls that could not be stored, and so were not answered as if they had been."),
         ("broken", "reason", "Recorded calls whose tokens don't add up, by what is wrong."),
+        ("forced_tools", "call", "Answers to requests that force a tool call, sampled freely: was it made?"),
         ("left_out", "what", "Parts of translated requests that the upstream's protocol has no word for."),
         ("redacted", "kind", "Parts that were taken out of calls before storage."),
     ):
