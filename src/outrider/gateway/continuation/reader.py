@@ -14,6 +14,9 @@ from outrider.wire import ErrorReply, Event, Renderer, ReplyReader, ReplyTokens
 
 _DONE = b"[DONE]"
 _encode = msgspec.json.Encoder().encode
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NULL = msgspec.Raw(b"null")
+_OURS = frozenset({"id", "object", "created", "model", "choices", "usage", "prompt_token_ids", "error"})
 
 
 class _Choice(msgspec.Struct, gc=False):
@@ -111,7 +114,7 @@ class ContinuedReader:
             return self._inner.error_body(502, _encode({"error": problem})).body
         if reply.error is not None or reply.choices is None:
             return self._inner.body(body)
-        whole = {**_head(reply, "chat.completion"), "choices": [self._whole(choice) for choice in reply.choices]}
+        whole = {**_head(reply, "chat.completion", body), "choices": [self._whole(choice) for choice in reply.choices]}
         whole["usage"] = reply.usage
         if self._request.shows_ids:
             whole["prompt_token_ids"] = self._prompt_ids
@@ -147,7 +150,7 @@ class ContinuedReader:
         if reply.error is not None:
             self._told.append(event.raw)
             return self._inner.event(event)
-        head = _head(reply, "chat.completion.chunk")
+        head = _head(reply, "chat.completion.chunk", event.data)
         shown = []
         for choice in reply.choices or ():
             shown += [self._tell({**head, "choices": [part]}) for part in self._parts(choice)]
@@ -209,6 +212,8 @@ class ContinuedReader:
         return {"finish_reason": answer.finish_reason(choice.finish_reason), "stop_reason": choice.stop_reason}
 
 
-def _head(reply: _Reply, kind: str) -> Json:
+def _head(reply: _Reply, kind: str, data: bytes) -> Json:
+    """With the fields of `data`, the reply's text, that only the engine knows, as they stand there."""
     name = reply.id if reply.id.startswith("chat") else "chat" + reply.id
-    return {"id": name, "object": kind, "created": reply.created, "model": reply.model}
+    own = {name: raw for name, raw in _fields.decode(data).items() if name not in _OURS and raw != _NULL}
+    return {**own, "id": name, "object": kind, "created": reply.created, "model": reply.model}
