@@ -262,6 +262,10 @@ def test_a_mismatch_is_no_matter_by_default():
         ({"dynamic_filter": True, "advantage": "gae"}, r"train\.dynamic_filter: gae learns from"),
         ({"advantage": "pass_at_k", "pass_k": 4, "group_size": 4}, r"train\.pass_k: of 4 rollouts each set of 4"),
         ({"advantage": "pass_at_k", "kl_coef": 0.1, "kl_in": "reward"}, r"train\.kl_in: pass_at_k asks whether"),
+        (
+            {"dynamic_filter": True, "kl_coef": 0.1, "kl_in": "reward"},
+            r"train\.dynamic_filter: with a KL off",
+        ),
         ({"icepop_low": 2.0, "icepop_high": 1.0}, r"train\.icepop_low: 2 is above icepop_high, 1"),
         ({"geometric_low": 1.5}, r"train\.geometric_low: 1\.5 is above geometric_high"),
     ],
@@ -270,6 +274,8 @@ def test_names_and_numbers_that_do_not_fit_are_told_before_anything_starts(optio
     with pytest.raises(ConfigError, match=said):
         check(TrainConfig(**options))
     check(TrainConfig())
+    check(TrainConfig(dynamic_filter=True, kl_coef=0.1, kl_in="loss"))
+    check(TrainConfig(dynamic_filter=True, kl_in="reward"))  # without a coefficient there is no KL
 
 
 OWN = """

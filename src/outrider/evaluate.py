@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from outrider.types import Json, Mode, Rollout, Task
 Z95 = 1.959963984540054
 
 
-def wilson(successes: int, n: int) -> tuple[float, float]:
+def wilson(successes: float, n: float) -> tuple[float, float]:
     """95% confidence interval of a proportion (Wilson 1927): sane at 0, at 1 and for small n. (0, 1) for n = 0."""
     if n == 0:
         return 0.0, 1.0
@@ -21,6 +22,30 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     centre = (p + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
     half = Z95 * math.sqrt(p * (1 - p) / n + Z95**2 / (4 * n * n)) / (1 + Z95**2 / n)
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def clustered(counts: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """95% confidence interval of the success rate on tasks like these, from the (successes, tries) of each task.
+
+    Tries of one task succeed and fail together, so that n of them tell less than n tasks would: Wilson's interval for
+    the n that independent tries would need for the same variance (Kish 1965; Korn & Graubard 1998; Dean & Pagano 2015
+    compare such intervals). The variance is the cluster-robust one, over tasks (Miller 2024, Adding Error Bars to
+    Evals, arXiv:2411.00640). With one try a task it is `wilson` itself.
+    """
+    counts = [(successes, tries) for successes, tries in counts if tries]
+    n = sum(tries for _, tries in counts)
+    successes = sum(count for count, _ in counts)
+    if n == 0:
+        return 0.0, 1.0
+    p, tasks = successes / n, len(counts)
+    enough = n * n / sum(tries * tries for _, tries in counts)  # were all tries of a task the same: the tasks alone
+    between = sum((count - p * tries) ** 2 for count, tries in counts)
+    if between and tasks > 1:
+        variance = tasks / (tasks - 1) * between / n**2
+        enough = min(max(p * (1 - p) / variance, enough), n)
+    elif 0 < p < 1 and tasks > 1:
+        enough = n  # every task has the same rate, so they have nothing in common that others lack
+    return wilson(p * enough, enough)
 
 
 def measure(
@@ -98,10 +123,14 @@ def score(record: Json) -> tuple[float, float] | None:
 def summarise(rollouts: Sequence[Rollout], threshold: float) -> Json:
     """Success rate of the scored ones; those without a reward are counted apart and are never zeros."""
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
-    successes = sum(reward >= threshold for reward in rewards)
-    low, high = wilson(successes, len(rewards))
+    successes, tries = Counter[str](), Counter[str]()
+    for rollout in rollouts:
+        if rollout.reward is not None:
+            tries[rollout.task.id] += 1
+            successes[rollout.task.id] += rollout.reward >= threshold
+    low, high = clustered([(successes[task], count) for task, count in tries.items()])
     return {
-        "success": successes / len(rewards) if rewards else 0.0,
+        "success": successes.total() / len(rewards) if rewards else 0.0,
         "n": len(rewards),
         "low": low,
         "high": high,

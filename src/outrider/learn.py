@@ -210,6 +210,11 @@ def _check_together(config: TrainConfig) -> None:
             f"train.dynamic_filter: {config.advantage} learns from groups whose rewards are equal too, so none may be "
             "replaced; turn it off, or take an estimator that compares within a group, such as grpo."
         )
+    if config.dynamic_filter and config.kl_coef and config.kl_in == "reward":
+        raise ConfigError(
+            "train.dynamic_filter: with a KL off the reward no two rewards are equal, so every group has signal and "
+            "none would ever be replaced; take the KL into the loss (train.kl_in), or turn the filter off."
+        )
 
 
 def loss_spec(config: TrainConfig) -> LossSpec:

@@ -19,7 +19,6 @@ from outrider.protocols import LossSpec
 from outrider.rl.correction import Bounds, correct
 from outrider.rl.losses import KL, LOSSES, Tokens, value_loss
 from outrider.rl.normalisation import NORMALISATIONS
-from outrider.types import Row, Sample
 
 MODES = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
 LENGTH = 7
@@ -124,6 +123,15 @@ def test_kl(batch, name):
     torch.testing.assert_close(logp.grad, other.grad, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("straight_through", ["k1+", "k3+"])
+def test_k2_has_the_gradient_of_their_straight_through_estimators(batch, straight_through):
+    """They show one estimate and descend on another; here it is `k2` outright."""
+    logp, other = batch.logp.clone().requires_grad_(), batch.logp.clone().requires_grad_()
+    KL["k2"](logp, batch.reference).sum().backward()
+    core_algos.kl_penalty(other, batch.reference, straight_through).sum().backward()
+    torch.testing.assert_close(logp.grad, other.grad, rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize("normalisation", sorted(MODES))
 def test_value_loss(batch, normalisation):
     rng = np.random.default_rng(1)
@@ -143,45 +151,35 @@ def test_value_loss(batch, normalisation):
 # -- corrections -------------------------------------------------------------------------------------------------------
 
 
-def rows(batch) -> list[Row]:
-    made = []
-    for number, mask in enumerate(batch.mask.bool().numpy()):
-        mask = np.array([False, *mask])  # the first token of a row is context
-
-        def padded(values, at=number):
-            return np.array([0.0, *values[at]], dtype=np.float32)
-
-        sample = Sample(
-            rollout_id=f"r{number}",
-            group_id=batch.groups[number],
-            attempt_id="a",
-            token_ids=np.zeros(len(mask), np.int32),
-            loss_mask=mask,
-            logprobs=padded(batch.behaviour.numpy()),
-            versions=np.zeros(len(mask), np.int32),
-            call_index=np.zeros(len(mask), np.int32),
-        )
-        ones = mask.astype(np.float32)
-        made.append(Row(sample=sample, advantages=ones, weights=ones, old_logprobs=padded(batch.old.numpy())))
-    return made
-
-
 def factors(batch, methods, bounds=Bounds()) -> np.ndarray:
     """(N, T)."""
-    return np.stack([row.advantages[1:] for row in correct(rows(batch), methods, bounds).rows])
+    return np.stack([row.advantages[1:] for row in correct(batch.rows(), methods, bounds).rows])
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_truncated_importance_sampling(far_off, level):
     reference, _ = compute_rollout_correction_weights(far_off.old - far_off.behaviour, far_off.mask, level, 2.0)
     got = factors(far_off, [f"{level}_tis"], Bounds(tis_cap=2.0))
-    np.testing.assert_allclose(got, (reference * far_off.mask).numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got, (reference * far_off.mask).numpy(), rtol=1e-6, atol=1e-9)
+
+
+def test_the_ratio_of_a_long_rollout(long_rollouts):
+    """1,000 tokens, whose log-ratios add up: in float64 as close as any other; verl in float32 as its sum allows."""
+    batch = long_rollouts
+    got = factors(batch, ["sequence_tis"], Bounds(tis_cap=1e9))[:, 0]
+    wide, narrow = (
+        compute_rollout_correction_weights((batch.old.to(t) - batch.behaviour.to(t)), batch.mask.to(t), "sequence", 1e9)
+        for t in (torch.float64, torch.float32)
+    )
+    np.testing.assert_allclose(got, wide[0][:, 0], rtol=1e-6)
+    rounding = 2**-24 * 1000 * (batch.old - batch.behaviour).abs().sum(1)  # of 1,000 additions, at the worst
+    assert (abs(narrow[0][:, 0] / wide[0][:, 0] - 1) <= torch.expm1(rounding)).all()
 
 
 def test_icepop(far_off):
     reference, _ = compute_rollout_correction_weights(far_off.old - far_off.behaviour, far_off.mask, "token", "0.5_3.0")
     got = factors(far_off, ["icepop"], Bounds(icepop_low=0.5, icepop_high=3.0))
-    np.testing.assert_allclose(got, (reference * far_off.mask).numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got, (reference * far_off.mask).numpy(), rtol=1e-6, atol=1e-9)
 
 
 def test_geometric_mask(far_off):
@@ -209,7 +207,7 @@ def test_dppo_masks(far_off, name):
     made = correct(
         [
             replace(row, advantages=np.array([0.0, *a], np.float32))
-            for row, a in zip(rows(far_off), far_off.advantages.numpy(), strict=True)
+            for row, a in zip(far_off.rows(), far_off.advantages.numpy(), strict=True)
         ],
         [name],
     )
@@ -229,12 +227,12 @@ def test_a_factor_on_the_advantage_is_theirs_on_the_loss(far_off):
 
 def test_statistics(batch):
     reference = compute_offpolicy_metrics(batch.old, batch.behaviour, batch.mask)
-    got = correct(rows(batch), []).mismatch
-    assert got.kl == pytest.approx(reference["k3_kl"], rel=1e-5)
+    got = correct(batch.rows(), []).mismatch
+    assert got.kl == pytest.approx(reference["k3_kl"], rel=1e-6)
     _, metrics = compute_rollout_correction_weights(batch.old - batch.behaviour, batch.mask, "token", 1e9)
-    assert got.weight_mean == pytest.approx(metrics["rollout_is_mean"], rel=1e-5)
-    assert got.weight_max == pytest.approx(metrics["rollout_is_max"], rel=1e-5)
-    assert got.effective == pytest.approx(metrics["rollout_is_eff_sample_size"], rel=1e-4)
+    assert got.weight_mean == pytest.approx(metrics["rollout_is_mean"], rel=1e-6)
+    assert got.weight_max == pytest.approx(metrics["rollout_is_max"], rel=1e-6)
+    assert got.effective == pytest.approx(metrics["rollout_is_eff_sample_size"], rel=1e-6)
 
 
 def batch_tokens(batch) -> int:

@@ -79,7 +79,7 @@ def make_batch(
     scored = [samples[i] for i in at]
     evidence = evidence_on(evidence, samples, at)
     context = replace(context, lengths=np.array([tokens[name] for name in counted], dtype=np.float32))
-    values = np.array([rewards[name] for name in counted], dtype=np.float32)
+    values = np.array([rewards[name] for name in counted], dtype=np.float64)
     credit = give_credit(estimator, counted, values, [groups[n] for n in counted], scored, context, evidence)
 
     with_signal = {groups[name] for name in credit.signal}

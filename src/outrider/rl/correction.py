@@ -29,8 +29,7 @@ from types import MappingProxyType
 import numpy as np
 
 from outrider.errors import BatchError, ConfigError
-from outrider.rl.advantages.check import Doubles
-from outrider.rl.advantages.context import Index
+from outrider.rl.advantages.context import Doubles, Index
 from outrider.types import BoolArray, FloatArray, Row
 
 LOG_LIMIT = 20.0

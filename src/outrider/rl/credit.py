@@ -9,6 +9,7 @@ import numpy as np
 
 from outrider.errors import BatchError
 from outrider.rl.advantages import CRITICS, Context, Unit, find_estimator, unit_of
+from outrider.rl.advantages.context import Doubles, Reals
 from outrider.rl.advantages.reinforce import whiten
 from outrider.rl.steps import Layout, StateKey, by_call, by_token, observation
 from outrider.types import FloatArray, Sample
@@ -18,7 +19,7 @@ from outrider.types import FloatArray, Sample
 class Evidence:
     """What else is known of the rollouts' calls and tokens. Arrays come in the order of the samples, (T,) for each."""
 
-    call_rewards: Mapping[str, FloatArray] = field(default_factory=dict)
+    call_rewards: Mapping[str, Reals] = field(default_factory=dict)
     """By rollout id, one reward for each call of the attempt (`Sample.call_index`), 0 where there is none."""
     values: Sequence[FloatArray] | None = None
     """The critic's, at trained tokens."""
@@ -46,7 +47,7 @@ class Credit:
 def give_credit(
     estimator: str,
     rollouts: Sequence[str],
-    rewards: FloatArray,
+    rewards: Reals,
     groups: Sequence[str],
     samples: Sequence[Sample],
     context: Context,
@@ -64,7 +65,7 @@ def give_credit(
         penalty = _penalties(rollouts, samples, evidence)
         estimated = dict(zip(rollouts, estimate(rewards - penalty, groups, context), strict=True))
         return Credit(
-            advantages=[np.where(s.loss_mask, estimated[s.rollout_id], np.float32(0)) for s in samples],
+            advantages=[np.where(s.loss_mask, np.float32(estimated[s.rollout_id]), np.float32(0)) for s in samples],
             returns=None,
             signal=frozenset(name for name, advantage in estimated.items() if advantage != 0.0),
         )
@@ -77,14 +78,14 @@ def give_credit(
         targets = estimated_steps + layout.steps.values
         returns = [layout.spread(targets, i) for i in range(len(samples))]
         share = np.bincount(np.concatenate([at[at >= 0] for at in layout.of_token]), minlength=len(targets))
-        estimated_steps = whiten(estimated_steps.astype(np.float64), share.astype(np.float64)).astype(np.float32)
+        estimated_steps = whiten(estimated_steps.astype(np.float64), share.astype(np.float64))
     return Credit(
         advantages=[layout.spread(estimated_steps, i) for i in range(len(samples))], returns=returns, signal=signal
     )
 
 
 def _layout(
-    unit: Unit, rollouts: Sequence[str], rewards: FloatArray, samples: Sequence[Sample], evidence: Evidence
+    unit: Unit, rollouts: Sequence[str], rewards: Reals, samples: Sequence[Sample], evidence: Evidence
 ) -> Layout:
     arrays = (rollouts, samples, rewards, evidence.call_rewards)
     if unit == "token":
@@ -109,9 +110,9 @@ def evidence_on(evidence: Evidence, samples: Sequence[Sample], at: Sequence[int]
     )
 
 
-def _penalties(rollouts: Sequence[str], samples: Sequence[Sample], evidence: Evidence) -> FloatArray:
+def _penalties(rollouts: Sequence[str], samples: Sequence[Sample], evidence: Evidence) -> Doubles:
     """Sum of the penalties of each rollout, (N,)."""
     total = dict.fromkeys(rollouts, 0.0)
     for sample, penalty in zip(samples, evidence.penalties or (), strict=evidence.penalties is not None):
         total[sample.rollout_id] += float(penalty[sample.loss_mask].sum(dtype=np.float64))
-    return np.array([total[name] for name in rollouts], dtype=np.float32)
+    return np.array([total[name] for name in rollouts])

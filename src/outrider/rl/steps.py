@@ -16,8 +16,7 @@ import numpy as np
 
 from outrider.errors import BatchError
 from outrider.rl.advantages import Steps
-from outrider.rl.advantages.check import Doubles
-from outrider.rl.advantages.context import Index
+from outrider.rl.advantages.context import Doubles, Index, Reals
 from outrider.rl.advantages.steps import last_steps
 from outrider.rl.find import find
 from outrider.types import FloatArray, Sample
@@ -34,7 +33,7 @@ class Layout:
     of_token: tuple[Index, ...]
     """For each sample (T,): the step of a trained token, -1 elsewhere."""
 
-    def spread(self, values: FloatArray, sample: int) -> FloatArray:
+    def spread(self, values: Reals, sample: int) -> FloatArray:
         """One value a step, (S,), as one a token of the sample with that number, (T,); 0 where no step is."""
         at = self.of_token[sample]
         return np.where(at >= 0, np.asarray(values, dtype=np.float32)[at], np.float32(0))
@@ -65,8 +64,8 @@ def find_state(name: str) -> StateKey:
 def by_call(
     rollouts: Sequence[str],
     samples: Sequence[Sample],
-    rewards: FloatArray,
-    call_rewards: Mapping[str, FloatArray],
+    rewards: Reals,
+    call_rewards: Mapping[str, Reals],
     *,
     values: Sequence[FloatArray] | None = None,
     penalties: Sequence[FloatArray] | None = None,
@@ -104,7 +103,7 @@ def by_call(
     of_call = None if values is None else np.array([values[number][at] for number, at in begins_at], dtype=np.float32)
     steps = Steps(
         rollout=rollout,
-        rewards=earned.astype(np.float32),
+        rewards=earned,
         states=tuple(state(samples[number], at) for number, at in begins_at),
         values=of_call,
     )
@@ -114,8 +113,8 @@ def by_call(
 def by_token(
     rollouts: Sequence[str],
     samples: Sequence[Sample],
-    rewards: FloatArray,
-    call_rewards: Mapping[str, FloatArray],
+    rewards: Reals,
+    call_rewards: Mapping[str, Reals],
     *,
     values: Sequence[FloatArray] | None = None,
     penalties: Sequence[FloatArray] | None = None,
@@ -142,7 +141,7 @@ def by_token(
     def in_order(arrays: Sequence[FloatArray]) -> FloatArray:
         return np.concatenate([array[where] for array, where in zip(arrays, at, strict=True)])[order]
 
-    earned = np.zeros(len(order), dtype=np.float32)
+    earned = np.zeros(len(order))
     earned[last_steps(call[order])] = calls.steps.rewards
     if penalties is not None:
         earned -= in_order(penalties)
@@ -157,8 +156,8 @@ def by_token(
 def _earned(
     rollouts: Sequence[str],
     order: Sequence[tuple[int, int]],
-    rewards: FloatArray,
-    call_rewards: Mapping[str, FloatArray],
+    rewards: Reals,
+    call_rewards: Mapping[str, Reals],
 ) -> Doubles:
     """What each step of `order`, sorted pairs of rollout and call, earned."""
     earned = np.zeros(len(order))

@@ -5,10 +5,11 @@
 
 `rewards` has shape (N,) and is finite: a rollout that is broken or was never scored is left out before, so that it
 moves no sibling's baseline; one that failed by the policy's fault stays in, at its reward. `groups` names the group of
-each rollout; groups may have any sizes and any order. The result is float32: (N,), one for each rollout and so for all
-its tokens, or where `UNITS` says call or token (S,), one for each of ``context.steps``. Estimators are pure functions,
-and count rollouts, never rows. Another one is one more function and a line below, or ``module:function`` in a run file;
-such a function may have an attribute ``unit``, ``"call"`` or ``"token"``, where it answers for each step.
+each rollout; groups may have any sizes and any order. The result is float64, whatever the rewards come in, and is
+rounded where it enters a row. It is (N,), one for each rollout and so for all its tokens, or where `UNITS` says call or
+token (S,), one for each of ``context.steps``. Estimators are pure functions, and count rollouts, never rows. Another
+one is one more function and a line below, or ``module:function`` in a run file; such a function may have an attribute
+``unit``, ``"call"`` or ``"token"``, where it answers for each step.
 """
 
 from __future__ import annotations

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from outrider.types import FloatArray
-
 Index = npt.NDArray[np.int64]
+Doubles = npt.NDArray[np.float64]
+Reals = npt.NDArray[np.floating[Any]]
+"""float32 or float64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +21,11 @@ class Steps:
 
     rollout: Index
     """(S,): which rollout a step belongs to, ascending from 0; each of the N has one at least."""
-    rewards: FloatArray
+    rewards: Reals
     """(S,): what each step earned. A rollout's own reward is counted at its last step."""
     states: Sequence[str] = ()
     """S keys, where states are compared: equal keys within a group are the same state. An empty key equals none."""
-    values: FloatArray | None = None
+    values: Reals | None = None
     """(S,): a critic's estimate of the return from the state in which each step was taken."""
 
 
@@ -32,7 +33,7 @@ class Steps:
 class Context:
     """Each estimator's docstring says which of these it reads. The numbers are options of a run (`train.*`)."""
 
-    lengths: FloatArray | None = None
+    lengths: Reals | None = None
     """(N,): trained tokens of each rollout; None counts 1 for each."""
     running: float | None = None
     """Mean reward of earlier batches; None in the first."""
@@ -55,6 +56,4 @@ NOTHING_MORE = Context()
 class Estimator(Protocol):
     """From rewards (N,) and N group ids to advantages: (N,), or (S,) where credit is given step by step."""
 
-    def __call__(
-        self, rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE, /
-    ) -> FloatArray: ...
+    def __call__(self, rewards: Reals, groups: Sequence[str], context: Context = NOTHING_MORE, /) -> Reals: ...

@@ -16,8 +16,9 @@ others too: where they agree it vanishes, and the odd one out gets an advantage 
 GPG also leaves groups without signal out and multiplies by (all rollouts / those left). Here `make_batch` does that
 for every estimator: it drops such groups, and the normalisation counts what is left. So the two are one formula.
 
-A group of one, or of equal rewards, gives exact zeros. Rounding must not decide that: with r = 0.1, 0.1, 0.1 the mean
-is off by one bit, and dividing by a standard deviation as small would turn the bit into an advantage.
+A group of one, or of equal rewards, gives exact zeros. Rounding must not decide that (`check.all_equal`): with
+r = 0.1, 0.1, 0.1 the mean is off by one bit, and dividing by a standard deviation as small would turn the bit into an
+advantage.
 """
 
 from __future__ import annotations
@@ -26,33 +27,32 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from outrider.rl.advantages.check import Doubles, checked, weights
-from outrider.rl.advantages.context import NOTHING_MORE, Context
-from outrider.types import FloatArray
+from outrider.rl.advantages.check import all_equal, checked, weights
+from outrider.rl.advantages.context import NOTHING_MORE, Context, Doubles, Reals
 
 EPSILON = 1e-6
 
 
-def grpo(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE) -> FloatArray:
+def grpo(rewards: Reals, groups: Sequence[str], context: Context = NOTHING_MORE) -> Doubles:
     return per_group(checked(rewards, groups), groups, standard)
 
 
-def dr_grpo(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE) -> FloatArray:
+def dr_grpo(rewards: Reals, groups: Sequence[str], context: Context = NOTHING_MORE) -> Doubles:
     return per_group(checked(rewards, groups), groups, lambda r: r - r.mean())
 
 
-def rloo(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE) -> FloatArray:
+def rloo(rewards: Reals, groups: Sequence[str], context: Context = NOTHING_MORE) -> Doubles:
     return per_group(checked(rewards, groups), groups, lambda r: (r - r.mean()) * len(r) / (len(r) - 1))
 
 
-def opo(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE) -> FloatArray:
+def opo(rewards: Reals, groups: Sequence[str], context: Context = NOTHING_MORE) -> Doubles:
     """Reads `context.lengths`: long rollouts have larger gradients, so they count more in the baseline of least
     variance."""
     values, lengths = checked(rewards, groups), weights(context, len(groups))
     return per_group(values, groups, lambda r, w: r - (w * r).sum() / w.sum(), lengths)
 
 
-def gpg(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE) -> FloatArray:
+def gpg(rewards: Reals, groups: Sequence[str], context: Context = NOTHING_MORE) -> Doubles:
     return dr_grpo(rewards, groups)
 
 
@@ -62,7 +62,7 @@ def standard(r: Doubles) -> Doubles:
     return standardised
 
 
-def per_group(values: Doubles, groups: Sequence[str], formula: Callable[..., Doubles], *more: Doubles) -> FloatArray:
+def per_group(values: Doubles, groups: Sequence[str], formula: Callable[..., Doubles], *more: Doubles) -> Doubles:
     """Apply `formula` to the values of each group that has two different ones; the others stay 0.
 
     `more` are arrays of the same shape (N,), of which the formula gets the group's part too.
@@ -70,9 +70,9 @@ def per_group(values: Doubles, groups: Sequence[str], formula: Callable[..., Dou
     advantages = np.zeros_like(values)
     for indices in members(groups):
         r = values[indices]
-        if r.min() != r.max():
+        if not all_equal(r):
             advantages[indices] = formula(r, *(array[indices] for array in more))
-    return advantages.astype(np.float32)
+    return advantages
 
 
 def members(groups: Sequence[str]) -> list[list[int]]:

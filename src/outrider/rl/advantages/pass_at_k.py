@@ -23,22 +23,23 @@ from math import comb, sqrt
 
 import numpy as np
 
-from outrider.rl.advantages.check import Doubles, checked
-from outrider.rl.advantages.context import NOTHING_MORE, Context
+from outrider.rl.advantages.check import checked
+from outrider.rl.advantages.context import NOTHING_MORE, Context, Doubles, Reals
 from outrider.rl.advantages.group import EPSILON, members, per_group
-from outrider.types import BoolArray, FloatArray
+from outrider.types import BoolArray
 
 
-def pass_at_k(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE) -> FloatArray:
+def pass_at_k(rewards: Reals, groups: Sequence[str], context: Context = NOTHING_MORE) -> Doubles:
     """Reads `context.k` and `context.success`."""
-    solved = checked(rewards, groups) >= context.success
+    checked(rewards, groups)
+    solved = np.asarray(rewards) >= context.success  # in the precision they came in: 0.7 in float32 is below 0.7
     advantages = np.zeros(len(groups))
     for indices in members(groups):
         advantages[indices] = _of_group(solved[indices], min(context.k, len(indices)))
-    return advantages.astype(np.float32)
+    return advantages
 
 
-def grpo_passk(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE) -> FloatArray:
+def grpo_passk(rewards: Reals, groups: Sequence[str], context: Context = NOTHING_MORE) -> Doubles:
     return per_group(checked(rewards, groups), groups, _best_alone)
 
 

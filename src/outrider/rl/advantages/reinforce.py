@@ -20,43 +20,42 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.rl.advantages.check import Doubles, checked, weights
-from outrider.rl.advantages.context import NOTHING_MORE, Context
+from outrider.rl.advantages.check import all_equal, checked, weights
+from outrider.rl.advantages.context import NOTHING_MORE, Context, Doubles, Reals
 from outrider.rl.advantages.group import members
-from outrider.types import FloatArray
 
 VARIANCE_EPSILON = 1e-8
 
 
-def reinforce(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE) -> FloatArray:
-    return checked(rewards, groups).astype(np.float32)
+def reinforce(rewards: Reals, groups: Sequence[str], context: Context = NOTHING_MORE) -> Doubles:
+    return checked(rewards, groups)
 
 
-def reinforce_running(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE) -> FloatArray:
+def reinforce_running(rewards: Reals, groups: Sequence[str], context: Context = NOTHING_MORE) -> Doubles:
     """Reads `context.running`; in the first batch its own mean stands in."""
     values = checked(rewards, groups)
     if not len(values):
-        return values.astype(np.float32)
+        return values
     baseline = values.mean() if context.running is None else context.running
-    return (values - baseline).astype(np.float32)
+    return values - baseline
 
 
-def reinforce_pp(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE) -> FloatArray:
+def reinforce_pp(rewards: Reals, groups: Sequence[str], context: Context = NOTHING_MORE) -> Doubles:
     """Reads `context.lengths`."""
     values = checked(rewards, groups)
-    return whiten(values, weights(context, len(values))).astype(np.float32)
+    return whiten(values, weights(context, len(values)))
 
 
-def reinforce_pp_baseline(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE) -> FloatArray:
+def reinforce_pp_baseline(rewards: Reals, groups: Sequence[str], context: Context = NOTHING_MORE) -> Doubles:
     """Reads `context.lengths`."""
     values, lengths = checked(rewards, groups), weights(context, len(groups))
     live = np.zeros(len(values), dtype=bool)
     for indices in members(groups):
-        live[indices] = values[indices].min() != values[indices].max()
+        live[indices] = not all_equal(values[indices])
         values[indices] -= values[indices].mean()
     advantages = np.zeros_like(values)
     advantages[live] = whiten(values[live], lengths[live])
-    return advantages.astype(np.float32)
+    return advantages
 
 
 def whiten(values: Doubles, weight: Doubles) -> Doubles:
@@ -64,7 +63,7 @@ def whiten(values: Doubles, weight: Doubles) -> Doubles:
 
     The variance is the unbiased one, with (sum of weights - 1), as in verl.
     """
-    if not len(values) or values.min() == values.max():
+    if not len(values) or all_equal(values):
         return np.zeros_like(values)
     total = weight.sum()
     mean = (weight * values).sum() / total

@@ -29,13 +29,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from outrider.errors import BatchError
-from outrider.rl.advantages.check import Doubles, checked, checked_steps
-from outrider.rl.advantages.context import NOTHING_MORE, Context, Index
+from outrider.rl.advantages.check import all_equal, checked, checked_steps
+from outrider.rl.advantages.context import NOTHING_MORE, Context, Doubles, Index, Reals
 from outrider.rl.advantages.group import members, per_group, standard
-from outrider.types import FloatArray
 
 
-def return_to_go(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE) -> FloatArray:
+def return_to_go(rewards: Reals, groups: Sequence[str], context: Context = NOTHING_MORE) -> Doubles:
     """(S,), one for each step."""
     count = len(checked(rewards, groups))
     steps = checked_steps(context, count)
@@ -46,25 +45,25 @@ def return_to_go(rewards: FloatArray, groups: Sequence[str], context: Context = 
     for indices in members(groups):
         longest = max(len(of_rollout[i]) for i in indices)
         table = np.stack([np.pad(of_rollout[i], (0, longest - len(of_rollout[i])), mode="edge") for i in indices])
-        centred = np.where(table.min(0) == table.max(0), 0.0, table - table.mean(0))  # (n, longest)
+        centred = np.where(all_equal(table), 0.0, table - table.mean(0))  # (n, longest)
         for row, i in enumerate(indices):
             advantages[at[i]] = centred[row, : len(at[i])]
-    return advantages.astype(np.float32)
+    return advantages
 
 
-def gigpo(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE) -> FloatArray:
+def gigpo(rewards: Reals, groups: Sequence[str], context: Context = NOTHING_MORE) -> Doubles:
     """(S,), one for each step. Reads `context.step_weight` too."""
     return _two_comparisons(rewards, groups, context, standard)
 
 
-def dr_gigpo(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE) -> FloatArray:
+def dr_gigpo(rewards: Reals, groups: Sequence[str], context: Context = NOTHING_MORE) -> Doubles:
     """(S,), one for each step. Reads `context.step_weight` too."""
     return _two_comparisons(rewards, groups, context, lambda r: r - r.mean())
 
 
 def _two_comparisons(
-    rewards: FloatArray, groups: Sequence[str], context: Context, formula: Callable[[Doubles], Doubles]
-) -> FloatArray:
+    rewards: Reals, groups: Sequence[str], context: Context, formula: Callable[[Doubles], Doubles]
+) -> Doubles:
     count = len(checked(rewards, groups))
     steps = checked_steps(context, count)
     if len(steps.states) != len(steps.rollout):
@@ -76,10 +75,10 @@ def _two_comparisons(
         f"{groups[rollout]} {state}" if state else f"step {index}"
         for index, (rollout, state) in enumerate(zip(steps.rollout, steps.states, strict=True))
     ]
-    return of_rollout[steps.rollout] + np.float32(context.step_weight) * per_group(returns, anchors, formula)
+    return of_rollout[steps.rollout] + context.step_weight * per_group(returns, anchors, formula)
 
 
-def gae(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_MORE) -> FloatArray:
+def gae(rewards: Reals, groups: Sequence[str], context: Context = NOTHING_MORE) -> Doubles:
     """(S,), one for each step. Reads `context.lam` too."""
     steps = checked_steps(context, len(checked(rewards, groups)))
     if steps.values is None or np.shape(steps.values) != np.shape(steps.rewards):
@@ -88,10 +87,10 @@ def gae(rewards: FloatArray, groups: Sequence[str], context: Context = NOTHING_M
     following = np.append(values[1:], 0.0)
     following[last_steps(steps.rollout)] = 0.0
     errors = steps.rewards + context.gamma * following - values
-    return discounted(errors, steps.rollout, context.gamma * context.lam).astype(np.float32)
+    return discounted(errors, steps.rollout, context.gamma * context.lam)
 
 
-def discounted(rewards: FloatArray | Doubles, rollout: Index, gamma: float) -> Doubles:
+def discounted(rewards: Reals, rollout: Index, gamma: float) -> Doubles:
     """Return-to-go of each step, (S,): its own reward and those after it in its rollout, `gamma` less a step."""
     returns = np.asarray(rewards, dtype=np.float64).copy()
     for index in range(len(returns) - 2, -1, -1):

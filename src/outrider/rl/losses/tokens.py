@@ -37,10 +37,10 @@ class Tokens:
         return (self.logp - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
     def row_mean(self, values: Tensor) -> Tensor:
-        """Mean of `values` over each token's own row, shape (N,)."""
+        """Mean of `values` over each token's own row, shape (N,); added up in float64, as rows may be long."""
         rows = int(self.row.max()) + 1 if len(self.row) else 0
-        sums = torch.zeros(rows, dtype=values.dtype, device=values.device).index_add(0, self.row, values)
-        return (sums / torch.bincount(self.row, minlength=rows).clamp(min=1))[self.row]
+        sums = torch.zeros(rows, dtype=torch.float64, device=values.device).index_add(0, self.row, values.double())
+        return (sums / torch.bincount(self.row, minlength=rows).clamp(min=1))[self.row].to(values.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
