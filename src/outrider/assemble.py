@@ -208,9 +208,9 @@ class Services:
         argv = [*OUTRIDER, "gateway", "--host", config.gateway.host, "--port", str(self._gateway_port)]
         argv += ["--upstream", self._engine_url, "--store", store_url(config, self._folder)]
         argv += ["--store-synchronous", config.store.synchronous, "--mode", "train"]
-        argv += ["--model", config.model.name]
         argv += ["--model", config.model.name]  # whatever name the harness asks for, the policy answers
         argv += ["--tokens", config.gateway.tokens, "--tokenizer", str(self._model)]
+        argv += ["--forced-tools", config.gateway.forced_tools]
         argv += ["--max-body-mb", str(config.gateway.max_body_mb)]
         argv += ["--upstream-timeout-s", str(config.gateway.upstream_timeout_s), "--parent-pid", str(os.getpid())]
         return Service(

@@ -92,6 +92,13 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
         Literal["gateway", "engine"],
         Meta(description="Who renders prompts: gateway continues history by the sampled ids, engine renders it anew."),
     ] = "gateway"
+    forced_tools: Annotated[
+        Literal["free", "engine"],
+        Meta(
+            description="Tool calls that the harness forces, with tokens = gateway: free samples them as any answer, "
+            "engine leaves them to the engine's grammar, whose distribution is not the trainer's."
+        ),
+    ] = "free"
     max_body_mb: Annotated[float, Meta(gt=0, description="Largest request body, MiB.")] = 64.0
     upstream_timeout_s: Annotated[float, Meta(gt=0, description="Longest wait for an answer, seconds.")] = 600.0
     start_timeout_s: Annotated[float, Meta(gt=0, description="How long it may take to come up, seconds.")] = 30.0

@@ -235,7 +235,8 @@ class Call:
     error: str = ""
     continuation: str = ""
     """How its prompt came about, where the gateway made it: ``continued``, ``opened`` or ``broke: <Break>``. Where the
-    engine did: ``engine: …`` where it had to, or where the agent's text may have become control tokens; else empty."""
+    engine did: ``engine: …`` where it had to, or where the agent's text may have become control tokens; else empty.
+    Behind ``; `` stand further notes, such as what became of a tool call that the agent had forced."""
     replica: str = ""
     """The replica of the upstream that answered or was tried last, by its URL without what is secret."""
     retries: tuple[Retry, ...] = ()

@@ -44,6 +44,8 @@ class Outcome:
     fidelity: dict[str, int]
     prompts: dict[str, int]
     """How the prompts came about, as `Call.continuation` tells it; empty where the engine made one."""
+    notes: dict[str, int]
+    """What is told there besides."""
     samples: int
     """Training rows after merging calls by exact token prefix."""
     samples_anew: int | None
@@ -144,13 +146,19 @@ class Bench:
             odd_arguments=self._setting.odd_arguments,
             calls=count,
             fidelity=dict(Counter(call.fidelity.value for call in calls)),
-            prompts=dict(Counter(call.continuation for call in calls)),
+            prompts=dict(Counter(outcome_of(call)[0] for call in calls)),
+            notes=dict(Counter(note for call in calls for note in outcome_of(call)[1:])),
             samples=count_samples(calls),
             samples_anew=None if anew is None else count_samples(anew),
             problems=tuple(problems),
             seconds=ran.seconds,
             output=ran.output,
         )
+
+
+def outcome_of(call: Call) -> list[str]:
+    """How its prompt came about, then notes."""
+    return call.continuation.split("; ")
 
 
 def count_samples(calls: Sequence[Call]) -> int:
@@ -199,7 +207,7 @@ def problems_of_calls(calls: list[Call], variant: Variant, expected: Fidelity, *
 def problems_of_prompts(calls: list[Call], variant: Variant) -> list[str]:
     """Does each conversation go on with its own tokens, but for what the catalog says of this harness?"""
     gone_on = {"opened", "continued"}
-    found = {call.continuation for call in calls} - gone_on
+    found = {outcome_of(call)[0] for call in calls} - gone_on
     expected = {BROKE + cause for cause in variant.rewrites}
     expected |= {ENGINE + variant.left_to_engine} if variant.left_to_engine else set()
     return [

@@ -8,7 +8,7 @@ folder that the harness runs in, and `$prompt` the task.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from outrider.types import Break
@@ -72,7 +72,6 @@ def program(name: str, dialect: Dialect, *arguments: str, streamed: bool = False
     return Variant(dialect=dialect, streamed=streamed, command=command, label=label)
 
 
-FORCED = "a forced tool call"
 LITELLM = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
 SDKS = (
@@ -153,8 +152,8 @@ FRAMEWORKS = (
         name="smolagents",
         requirements=("smolagents[openai]==1.26.0",),
         variants=(
-            replace(program("smolagents_agent", Dialect.CHAT), left_to_engine=FORCED),
-            replace(program("smolagents_agent", Dialect.CHAT, streamed=True), left_to_engine=FORCED),
+            program("smolagents_agent", Dialect.CHAT),
+            program("smolagents_agent", Dialect.CHAT, streamed=True),
             program("smolagents_agent", Dialect.CHAT, "code", label="code agent"),
         ),
     ),

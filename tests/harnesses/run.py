@@ -134,6 +134,7 @@ def not_installed(harness: Harness, variant: Variant, error: InstallError, *, od
         calls=0,
         fidelity={},
         prompts={},
+        notes={},
         samples=0,
         samples_anew=None,
         problems=(f"not installed: {' '.join(str(error).split())[-300:]}",),

@@ -52,7 +52,7 @@ def _cells(outcome: Outcome, installed: Installed | None) -> tuple[tuple[str, ..
 def breaks(outcome: Outcome) -> str:
     found = [f"{count} {how.removeprefix(BROKE)}" for how, count in outcome.prompts.items() if how.startswith(BROKE)]
     left = [f"{count} left to {how}" for how, count in outcome.prompts.items() if how.startswith(ENGINE)]
-    return ", ".join(found + left) or "–"
+    return ", ".join(found + left + [f"{count} {note}" for note, count in outcome.notes.items()]) or "–"
 
 
 def to_json(outcomes: Sequence[Outcome], installs: Mapping[str, Installed]) -> str:

@@ -29,8 +29,10 @@ AGENT = """
 import json, os, sys, urllib.request
 def ask(messages):
     body = {"model": "m", "messages": messages, "tools": [json.loads(os.environ["TOOL"])]}
-    if sys.argv[1] == "force" and len(messages) == 1:
+    if sys.argv[1] == "force":
         body["tool_choice"] = "required"
+    if sys.argv[1] == "old" and len(messages) == 1:
+        body["functions"] = [body["tools"][0]["function"]]
     body = json.dumps(body).encode()
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)
     request.add_header("authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
@@ -38,7 +40,7 @@ def ask(messages):
 way = sys.argv[1]
 messages = [{"role": "user", "content": "41235 + 27184?"}]
 answer = ask(messages)
-while way in ("whole", "amend", "force") and answer.get("tool_calls"):
+while way in ("whole", "amend", "force", "old") and answer.get("tool_calls"):
     call = answer["tool_calls"][0]
     numbers = json.loads(call["function"]["arguments"])
     result = str(numbers["a"] + numbers["b"])
@@ -135,8 +137,8 @@ def test_what_is_told_of_prompts_rendered_anew_is_what_an_engine_would_do(tmp_pa
         ("amend", {}, "broke: history rewritten"),
         ("amend", {"rewrites": (Break.HISTORY_REWRITTEN,)}, ""),
         ("whole", {"rewrites": (Break.HISTORY_REWRITTEN,)}, "which did not come"),
-        ("force", {}, "engine: a forced tool call"),
-        ("force", {"left_to_engine": "a forced tool call"}, ""),
+        ("old", {}, "engine: functions in place of tools"),
+        ("old", {"left_to_engine": "functions in place of tools"}, ""),
     ],
 )
 def test_a_history_that_breaks_must_be_in_the_catalog(tmp_path, way, fields, problem):
@@ -145,6 +147,17 @@ def test_a_history_that_breaks_must_be_in_the_catalog(tmp_path, way, fields, pro
         outcome = bench.run(harness, replace(variant, **fields), HERE)
     assert outcome.ok == (not problem)
     assert problem in "; ".join(outcome.problems)
+
+
+def test_the_table_tells_what_became_of_calls_that_are_forced(tmp_path):
+    """The last answer is none, as it would be of a model that says it in words."""
+    with Bench(tmp_path) as bench:
+        outcome = bench.run(*agent("force"), HERE)
+    assert outcome.problems == ()
+    assert outcome.samples == 1
+    assert "| 1 a forced tool call, left free, 1 a forced tool call, left free and not made |" in to_markdown(
+        [outcome], {}
+    )
 
 
 def test_odd_arguments_mean_the_same():

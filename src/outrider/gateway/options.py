@@ -65,9 +65,8 @@ class GatewayOptions(Section, frozen=True, kw_only=True):
     forced_tools: Annotated[
         Literal["free", "engine"],
         Meta(
-            description="Tool calls that a request forces, where the gateway makes the prompt: free has them sampled "
-            "as any answer is and counts those that come without the call; engine leaves prompt and forcing to the "
-            "engine, whose answers are of another distribution than the trainer's."
+            description="Tool calls that attempts' requests force, with tokens gateway: free samples them as any "
+            "answer, engine leaves them to the engine's grammar, whose distribution is not the trainer's."
         ),
     ] = "free"
     tokenizer: Annotated[

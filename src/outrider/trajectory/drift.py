@@ -132,11 +132,12 @@ def continuity(calls: Sequence[Call], tree: Tree) -> list[Continuity]:
         if not earlier or earlier[-1].answer.call_id != call.id:  # further choices have the same prompt
             request = asked(call)
             cause, recomputed = "", 0
-            noted = call.continuation.startswith("broke: ")
-            if earlier and (noted or (branch.parent is None and request.answers and call.continuation != "opened")):
+            outcome = call.continuation.partition("; ")[0]
+            noted = outcome.startswith("broke: ")
+            if earlier and (noted or (branch.parent is None and request.answers and outcome != "opened")):
                 closest, shared = _closest(branch.token_ids()[: branch.start], earlier)
                 other = by_id[closest.answer.call_id]
-                cause = call.continuation.removeprefix("broke: ") if noted else _difference(call, other).value
+                cause = outcome.removeprefix("broke: ") if noted else _difference(call, other).value
                 recomputed = max(0, min(closest.end, branch.start) - shared)
             found.append(
                 Continuity(
