@@ -2,6 +2,9 @@
 
 A client that sends its headers byte by byte, takes in no answer, or goes on sending a body that was refused is cut off;
 so it holds nothing for ever. Nor does it fill the memory with headers, trailers or chunk extensions without end.
+
+No other protocol is spoken here, so that a request which asks for one (as Java's client does, for HTTP/2) is answered
+as if it had not.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
+import httptools
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -34,6 +38,36 @@ def connection_class(*, header_timeout_s: float, idle_timeout_s: float) -> type[
     return Limited
 
 
+class _Parser(httptools.HttpRequestParser):
+    """Reads a request that asks for another protocol once more, as a plain one.
+
+    httptools lets it end with its headers, and would take its body for the next request.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._connection = connection
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+
+    def feed_data(self, data: Any) -> None:
+        while True:
+            try:
+                super().feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if self.get_method() == b"CONNECT":
+                    raise httptools.HttpParserError("there is no tunnel here") from None
+                data = self._head() + data[upgrade.args[0] :]
+
+    def _head(self) -> bytes:
+        """That of the present request, without `Upgrade`."""
+        connection = self._connection
+        lines = [b"%b %b HTTP/%b\r\n" % (self.get_method(), connection.url, self.get_http_version().encode())]
+        lines += [b"%b: %b\r\n" % header for header in connection.headers if header[0] != b"upgrade"]
+        connection.upgrades = [header for header in connection.headers if header[0] == b"upgrade"]
+        return b"".join(lines) + b"\r\n"
+
+
 class Connection(HttpToolsProtocol):
     """Aborted where headers take too long, from the first byte of a request or from the start, where an answer is not
     taken in, and where the rest of a request that has its answer does not end."""
@@ -49,6 +83,9 @@ class Connection(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.parser = _Parser(self)
+        self.upgrades: list[tuple[bytes, bytes]] = []
+        """Headers that were kept from the parser."""
         self._in_message = False
         self._framing_bytes = 0  # of the present request: all but its body
         self._body_bytes = 0
@@ -120,6 +157,10 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # it comes again, see `_Parser`
+        self.headers += self.upgrades
+        self.upgrades = []
         self._stop_head_timer()
         cast(dict[str, Any], self.scope)[WATCHABLE] = self
         super().on_headers_complete()
@@ -130,6 +171,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._in_message = False
         self._stop_rest_timer()
         self._framing_bytes = self._body_bytes = 0
