@@ -75,3 +75,28 @@ def test_C04_a_websocket_is_told_to_post(gateway):
 
 def test_there_is_no_tunnel(gateway):
     assert answers(gateway, b"CONNECT gw:80 HTTP/1.1\r\nhost: gw\r\n\r\n", closing=False) == [400]
+
+
+# -- other spellings of a route ----------------------------------------------------------------------------------------
+
+
+SPELLINGS = ("/v1/chat%2fcompletions", "/v1/chat/completion%73", "/v1/%63hat/completions", f"{CHAT}/", f"{CHAT}%2F")
+
+
+@pytest.mark.parametrize("path", SPELLINGS)
+def test_a_route_in_another_spelling_leads_past_no_store(engine, gateway, path):
+    """An upstream decodes its paths, so that an agent could talk to the model unrecorded."""
+    assert gateway.post(path, BODY).status == 404
+    assert engine.received == []
+
+
+def test_what_passes_through_may_be_spelled_as_one_likes(engine, start):
+    with start(mode="passthrough") as gateway:
+        for path in SPELLINGS:
+            gateway.post(path, BODY)
+    assert len(engine.received) == len(SPELLINGS)
+
+
+def test_a_model_may_have_a_slash_in_its_name(engine, gateway):
+    gateway.request("GET", "/v1/models/org%2Fmodel")
+    assert engine.received[0].path == "/v1/models/org/model"  # as the engine's own server reads it

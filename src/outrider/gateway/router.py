@@ -169,8 +169,14 @@ class Gateway:
             await self._relay.count(exchange, counter, access)
         elif access.keyed and not self._is_model_endpoint(exchange, target):
             raise self._not_found(exchange, target)  # a key opens model endpoints, and nothing else of an engine
+        elif access.mode is not Mode.PASSTHROUGH and self._is_disguised(target):
+            raise self._not_found(exchange, target)
         else:
             await self._relay.forward(exchange, full, dialect, access)
+
+    def _is_disguised(self, target: bytes) -> bool:
+        """A model's route in another spelling: an upstream may take it for that, and nothing would be recorded."""
+        return target not in self._routes and unquote_to_bytes(target).rstrip(b"/") in self._routes
 
     def _is_model_endpoint(self, exchange: Exchange, target: bytes) -> bool:
         if exchange.method == "POST":
