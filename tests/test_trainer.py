@@ -70,25 +70,62 @@ def test_R12_a_publish_that_never_succeeds_ends_the_run_under_the_old_version(tm
 
 
 def test_R12_tokens_keep_the_version_that_sampled_them_and_a_mixed_call_its_older_one(tmp_path):
+    """Its older one where nobody knows when the weights were swapped; each token its own where it is known."""
     run = Run(tmp_path / "run", by_member, steps=1, groups=1)
     call = run.agents.call
+    # Published between calls 1 and 2, and again in the middle of call 3 and of call 4.
+    current = [0, 1, 2, 3]
+    changes = [{}, {}, {"started_under": 1}, {"started_under": 2, "versions": ((2, 1), (3, 1))}]
 
-    def turn(attempt_id, **changes):
+    def turn(attempt_id):
         turn = len(run.store.calls(attempt_id))
-        if turn == 1:
-            run.gateway.version = 1  # published between calls 1 and 2, and again in the middle of call 3
-        if turn == 2:
-            run.gateway.version = 2
-        return call(attempt_id, started_under=1 if turn == 2 else None)
+        run.gateway.version = current[turn]
+        return call(attempt_id, **changes[turn])
 
     run.agents.call = turn
-    run.agents.turns = lambda attempt_id: 3
+    run.agents.turns = lambda attempt_id: 4
     run()
     for row in run.backend.batches[0]:
         sample = row.sample
-        assert sample.versions[sample.loss_mask].tolist() == [0, 0, 1, 1, 1, 1]
+        assert sample.versions[sample.loss_mask].tolist() == [0, 0, 1, 1, 1, 1, 2, 3]
+        assert set(sample.versions[~sample.loss_mask].tolist()) == {-1}
         calls = run.store.calls(sample.attempt_id)
-        assert [(c.version_start, c.version_end) for c in calls] == [(0, 0), (1, 1), (1, 2)]
+        assert [(c.version_start, c.version_end) for c in calls] == [(0, 0), (1, 1), (1, 2), (2, 3)]
+
+
+@pytest.mark.parametrize("schedule", ["collocated", "disaggregated"])
+@pytest.mark.parametrize("known", [True, False])
+def test_R12_a_call_is_as_old_as_its_oldest_token_and_not_as_its_request(tmp_path, schedule, known):
+    """It was forwarded under version 0 and sampled three publishes later, from one version into the next."""
+    run = Run(tmp_path / "run", by_member, steps=8, schedule=schedule, max_staleness=2, groups=1)
+    slow = {"step-0001-000-0.a1", "step-0001-000-1.a1"}
+    run.agents.turns = lambda attempt_id: 10**9 if attempt_id in slow and not run.store.calls(attempt_id) else 1
+    call = run.agents.call
+
+    def streams(attempt_id):  # nothing of it is recorded before it ends
+        version = run.gateway.version
+        if attempt_id not in slow:
+            call(attempt_id)
+        elif version >= 3:
+            versions = ((version - 1, 1), (version, 1))
+            call(attempt_id, started_under=0, versions=versions if known else ())
+
+    run.agents.call = streams
+    run()
+    dropped = sum((Counter(record["excluded"]) for record in run.steps()), Counter())
+    trained = {
+        row.sample.attempt_id: row.sample.versions[row.sample.loss_mask].tolist()
+        for batch in run.backend.batches
+        for row in batch
+        if row.sample.attempt_id in slow
+    }
+    if known:
+        assert dropped["group: over 2 policy versions old"] == 0
+        assert trained.keys() == slow
+        assert all(newer == older + 1 for older, newer in trained.values())
+    else:
+        assert dropped["group: over 2 policy versions old"] == 1
+        assert trained == {}
 
 
 @pytest.mark.parametrize("schedule", ["collocated", "disaggregated"])

@@ -20,6 +20,8 @@ IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 Json = dict[str, Any]
+Runs = tuple[tuple[int, int], ...]
+"""Policy versions of tokens that follow each other: ``(version, number of tokens)``, in order."""
 
 
 class Mode(StrEnum):
@@ -180,6 +182,9 @@ class Choice:
     """Log-prob of each token under the distribution it was sampled from (see `Call.sampling`)."""
     finish_reason: str | None = None
     """As the engine said it. ``length`` means truncated, whatever the last token is."""
+    versions: Runs = ()
+    """Which versions sampled its tokens. Empty where all are of one and the call says which
+    (``version_start == version_end``), and where nobody knows: then the older of the call's two counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +233,8 @@ class Call:
     version_start: int | None = None
     """Policy version when the call was forwarded; None where the upstream's weights are not ours."""
     version_end: int | None = None
-    """Policy version when its last token came. Differs from `version_start` if weights were swapped within the call."""
+    """Policy version when its last token came. Where it differs from `version_start`, weights were swapped within the
+    call: see `Choice.versions`."""
     started_at: float = 0.0
     duration_s: float = 0.0
     first_token_s: float | None = None

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from outrider.types import Break, Json, Usage
+from outrider.types import Break, Json, Runs, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,8 @@ class SampledChoice:
     token_ids: list[int | None] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
     finish_reason: str | None = None
+    versions: Runs = ()
+    """As the engine said which policy versions sampled them; empty where it didn't."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from outrider.dialects import openai_hidden
 from outrider.dialects.openai_chat import OpenAIChat
 from outrider.wire import UpstreamRequest
 
-NAMES = ("token_ids", "prompt_token_ids", "logprobs", "model", "content")
+NAMES = ("token_ids", "prompt_token_ids", "policy_versions", "logprobs", "model", "content")
 WORDS = st.sampled_from(["a", 'say "token_ids": [1]', '"model"', "token_ids", '\\"logprobs', "é\n", ""])
 IDS = st.lists(st.integers(0, 10**6), max_size=3)
 OTHER = st.one_of(
@@ -24,7 +24,13 @@ LOGPROBS = st.one_of(
 )
 CHOICE = st.fixed_dictionaries(
     {"message": st.fixed_dictionaries({"content": WORDS}, optional={"extra": OTHER})},
-    optional={"token_ids": st.none() | IDS, "prompt_token_ids": IDS, "logprobs": LOGPROBS, "x": OTHER},
+    optional={
+        "token_ids": st.none() | IDS,
+        "policy_versions": st.lists(st.tuples(st.integers(-1, 9), st.integers(0, 3)), max_size=2),
+        "prompt_token_ids": IDS,
+        "logprobs": LOGPROBS,
+        "x": OTHER,
+    },
 )
 REPLY = st.fixed_dictionaries(
     {"choices": st.lists(CHOICE, min_size=1, max_size=2)},
@@ -50,6 +56,7 @@ def without(reply, hidden, model):
         for choice in reply["choices"]:
             choice.pop("prompt_token_ids", None)
             choice.pop("token_ids", None)
+            choice.pop("policy_versions", None)
     if "logprobs" in hidden:
         for choice in reply["choices"]:
             if "logprobs" in choice:
@@ -92,6 +99,11 @@ def never_taken_apart(monkeypatch):
             b'{"choices":[{"text":"\\"token_ids\\": [1]","token_ids":[3]},{"index":1,"token_ids":[4]}]}',
             b'{"choices":[{"text":"\\"token_ids\\": [1]"},{"index":1}]}',
         ),
+        (
+            b'{"choices":[{"token_ids":[1, 2] , "policy_versions": [[3, 1], [4,1]],"x":[1]}, '
+            b'{"a":1,"token_ids":[3],"policy_versions":[[4,1]]}]}',
+            b'{"choices":[{"x":[1]}, {"a":1}]}',
+        ),
     ],
 )
 @pytest.mark.usefixtures("never_taken_apart")
@@ -109,6 +121,8 @@ def test_the_usual_shapes_are_cut_and_every_other_byte_stays(body, expected):
         b'{"choices":[{"token_ids":[1],"token_ids":[2]}]}',
         b'{"choices":[{"token_ids":null}]}',
         b'{"choices":[{"token\\u005fids":[1]}]}',
+        b'{"choices":[{"policy_versions":[[1,1]],"token_ids":[1]}]}',
+        b'{"choices":[{"token_ids":[1],"policy_versions":[[1,1]],"message":{"policy_versions":[]}}]}',
         b'{"choices":[{"logprobs":{"logprobs":{}}}]}',
         b'{"choices":[{"a":1,' + b" " * 100 + b'"token_ids":[1]}]}',
     ],
@@ -117,6 +131,7 @@ def test_what_is_not_certain_is_taken_apart(body):
     reader = OpenAIChat().reader(UpstreamRequest(body=b"", sampling={}, hidden=frozenset({"token_ids", "logprobs"})))
     shown = json.loads(reader.body(body))
     assert "token_ids" not in shown["choices"][0]
+    assert "policy_versions" not in shown["choices"][0]
     assert not shown["choices"][0].get("logprobs")
-    if b"message" in body:
-        assert shown["choices"][0]["message"] == {"token_ids": [9]}
+    if b"message" in body:  # what is within it is the agent's
+        assert shown["choices"][0]["message"] == json.loads(body)["choices"][0]["message"]

@@ -140,10 +140,18 @@ def test_the_window_is_usable_to_its_last_token(engine):
     refused(engine.post("/v1/completions", prompt=[1] * 256, max_tokens=1))
 
 
+@pytest.mark.parametrize("ask", [{"prompt": [[1, 2], [3]]}, {"messages": HELLO}])
+def test_a_plain_answer_says_the_policy_version_of_each_choice(engine, ask):
+    ask = ask | {"max_tokens": 3, "ignore_eos": True, "return_token_ids": True}
+    body = engine.post(CHAT if "messages" in ask else "/v1/completions", **ask).json()
+    assert [choice["policy_versions"] for choice in body["choices"]] == [[[0, 3]]] * len(body["choices"])
+
+
 def test_token_fields_are_absent_unless_asked_for(engine):
     plain = engine.post(CHAT, messages=HELLO, max_tokens=2).json()
     assert "prompt_token_ids" not in plain
     assert "token_ids" not in plain["choices"][0]
+    assert "policy_versions" not in plain["choices"][0]
     assert plain["choices"][0]["logprobs"] is None
     events = engine.stream(CHAT, messages=HELLO, max_tokens=2)
     assert not any("usage" in event or "prompt_token_ids" in event for event in events)
@@ -156,8 +164,13 @@ def test_a_chat_stream_opens_with_the_role_and_the_prompt(engine):
     assert events[0]["prompt_token_ids"]
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
     assert len({event["id"] for event in events}) == 1
-    last = [event for event in events if event["choices"][0]["finish_reason"]]
-    assert [event["policy_version_end"] for event in last] == [0, 0]
+    told = [
+        (choice["index"], choice["policy_versions"])
+        for event in events
+        for choice in event["choices"]
+        if "policy_versions" in choice
+    ]
+    assert told == [(0, [[0, 1]]), (1, [[0, 1]])]  # each once, since no other version follows
 
 
 def test_answers_carry_the_policy_version(engine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import threading
@@ -225,12 +226,83 @@ def test_a_swap_amid_a_request_shows_in_its_versions(start_engine, other_weights
     finally:
         stop.set()
         thread.join()
-    assert body["policy_version_start"] < body["policy_version_end"]
+    versions = [version for version, _ in body["choices"][0]["policy_versions"]]
+    assert len(versions) > 1
+    assert versions == sorted(set(versions))
     assert np.isfinite(body["choices"][0]["logprobs"]["token_logprobs"]).all()
     last = engine.control.version()
     engine.control.load_weights(tiny, last + 1)
     fresh = start_engine()
     assert greedy(engine) == greedy(fresh)  # nothing that two sets of weights computed was kept
+
+
+def level(tensors):
+    """Every token is as likely as any other, to the last bit."""
+    tensors["model.norm.weight"].zero_()
+
+
+@pytest.fixture(scope="module")
+def level_weights(tiny, tmp_path_factory):
+    return spoil(tiny, tmp_path_factory.mktemp("level") / "weights", level)
+
+
+def counted(runs, size):
+    assert sum(count for _, count in runs) == size
+    return [version for version, count in runs for _ in range(count)]
+
+
+def levelled(values):
+    """1 for each log-prob that only the level weights give, else 0."""
+    return [int(abs(value - values[-1]) < 1e-6) for value in values]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("chat", [True, False])
+def test_R12_a_stream_says_from_which_token_on_new_weights_sampled(start_engine, tiny, level_weights, chat, n):
+    engine = start_engine(max_model_len=1024)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True} if chat else {"prompt": ids(1, 20)}
+    ask = {"logprobs": 0, **body, "n": n, "max_tokens": 600, "ignore_eos": True, "return_token_ids": True}
+    versions = {index: [] for index in range(n)}
+    values = {index: [] for index in range(n)}
+    told = 0
+    url = "/v1/chat/completions" if chat else "/v1/completions"
+    with engine.http.stream("POST", url, json=ask | {"stream": True}) as response:
+        for line in response.iter_lines():
+            if not line or line == "data: [DONE]":
+                continue
+            choice = json.loads(line.removeprefix("data: "))["choices"][0]
+            found, size = versions[choice["index"]], len(choice.get("token_ids", ()))
+            if "policy_versions" in choice:
+                told += 1
+                found += counted(choice["policy_versions"], size)
+            else:
+                found += found[-1:] * size
+            if size:
+                logprobs = choice["logprobs"]
+                values[choice["index"]] += (
+                    [entry["logprob"] for entry in logprobs["content"]] if chat else logprobs["token_logprobs"]
+                )
+            if len(found) == 5 and engine.control.version() == 0:
+                engine.control.load_weights(level_weights, 1)
+    assert told == 2 * n  # at the first token and at the swap
+    for index in range(n):
+        assert versions[index] == levelled(values[index])
+        assert set(versions[index]) == {0, 1}
+
+
+def test_R12_a_plain_answer_says_it_too(start_engine, level_weights):
+    engine = start_engine(max_model_len=1024)
+    ask = {"n": 2, "max_tokens": 900, "ignore_eos": True, "logprobs": 0}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(engine.complete, [ids(1, 20), ids(2, 9)], **ask)
+        wait_for(lambda: engine.control.stats()["decode_tokens"] > 40)
+        engine.control.load_weights(level_weights, 1)
+        choices = answer.result()["choices"]
+    assert len(choices) == 4
+    for choice in choices:
+        found = counted(choice["policy_versions"], len(choice["token_ids"]))
+        assert found == levelled(choice["logprobs"]["token_logprobs"])
+        assert set(found) == {0, 1}
 
 
 def test_resetting_the_prefix_cache_empties_it(start_engine):

@@ -8,12 +8,15 @@ from dataclasses import replace
 import numpy as np
 
 from outrider.trajectory import SampleSet, Tree
-from outrider.types import Call, CallState, Choice, Fidelity, Sample
+from outrider.types import Call, CallState, Choice, Fidelity, Runs, Sample
 
 
-def choice(ids: Sequence[int], index: int = 0, finish: str = "stop", first: float = -0.25) -> Choice:
+def choice(
+    ids: Sequence[int], index: int = 0, finish: str = "stop", first: float = -0.25, versions: Runs = ()
+) -> Choice:
     logprobs = np.array([first - 0.01 * position for position in range(len(ids))], dtype=np.float32)
-    return Choice(index=index, token_ids=np.array(ids, dtype=np.int32), logprobs=logprobs, finish_reason=finish)
+    token_ids = np.array(ids, dtype=np.int32)
+    return Choice(index=index, token_ids=token_ids, logprobs=logprobs, finish_reason=finish, versions=versions)
 
 
 def call(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.types import Call, CallState, Choice, Fidelity, Json, Rollout, Task, Usage
+from outrider.types import Call, CallState, Choice, Fidelity, Json, Rollout, Runs, Task, Usage
 
 
 def make_call(id: str, attempt_id: str = "attempt-1", **fields: Any) -> Call:
@@ -26,12 +26,15 @@ def make_call(id: str, attempt_id: str = "attempt-1", **fields: Any) -> Call:
     return Call(id=id, attempt_id=attempt_id, **(defaults | fields))
 
 
-def make_choice(index: int, ids: list[int], logprobs: list[float], finish_reason: str | None = "stop") -> Choice:
+def make_choice(
+    index: int, ids: list[int], logprobs: list[float], finish_reason: str | None = "stop", versions: Runs = ()
+) -> Choice:
     return Choice(
         index=index,
         token_ids=np.array(ids, dtype=np.int32),
         logprobs=np.array(logprobs, dtype=np.float32),
         finish_reason=finish_reason,
+        versions=versions,
     )
 
 

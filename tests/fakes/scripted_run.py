@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from fakes.calls import call
+from fakes.calls import call, choice
 from fakes.memory_store import MemoryStore
 from outrider.config import parse
 from outrider.errors import EngineError
@@ -19,7 +19,7 @@ from outrider.reconcile import Reconciler
 from outrider.runfolder import RunFolder
 from outrider.samplers.shuffle import Shuffle
 from outrider.train import Parts, Progress, Trainer
-from outrider.types import Call, Rollout, Task
+from outrider.types import Call, Rollout, Runs, Task
 
 OK = Exit(attempt_id="", exit_code=0, signal=None)
 LOST = replace(OK, exit_code=None, lost=True)
@@ -130,8 +130,8 @@ class Agents:
                 ended.append(replace(self.ends(attempt_id), attempt_id=attempt_id))
         return ended
 
-    def call(self, attempt_id: str, *, started_under: int | None = None) -> Call:
-        """The attempt's next call: its prompt goes on from the last one."""
+    def call(self, attempt_id: str, *, started_under: int | None = None, versions: Runs = ()) -> Call:
+        """The attempt's next call, of two tokens: its prompt goes on from the last one."""
         earlier = self.store.calls(attempt_id)
         prompt = [1, 2]
         if earlier:
@@ -140,7 +140,7 @@ class Agents:
         version = self.gateway.version
         made = call(
             prompt,
-            [10 + self.made, 4],
+            choice([10 + self.made, 4], versions=versions),
             id=f"{attempt_id}-{len(earlier)}",
             attempt_id=attempt_id,
             request=f"request {self.made}".encode(),

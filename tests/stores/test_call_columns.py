@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from fakes.records import make_call
+from fakes.records import make_call, make_choice
 from outrider.stores import postgres_schema, sqlite_schema
 from outrider.stores.postgres import PostgresStore
 from outrider.stores.sqlite import SqliteStore
@@ -31,6 +31,19 @@ def test_where_a_call_went_is_kept(durable_store):
     first, second = durable_store.calls("attempt-1")
     assert (first.replica, first.retries) == ("http://c", retries)
     assert (second.replica, second.retries) == ("", ())
+
+
+def test_the_versions_of_tokens_are_kept(durable_store):
+    choices = (
+        make_choice(0, [5, 6, 7], [-0.5] * 3, versions=((3, 1), (4, 2))),
+        make_choice(1, [8], [-0.5]),
+        make_choice(2, [9], [-0.5], versions=((4, 1),)),
+    )
+    durable_store.append_call(make_call("c1", choices=choices, version_start=3, version_end=4)).result(30)
+    durable_store.append_call(make_call("c2", version_start=4, version_end=4)).result(30)
+    first, second = durable_store.calls("attempt-1")
+    assert [choice.versions for choice in first.choices] == [((3, 1), (4, 2)), (), ((4, 1),)]
+    assert [choice.versions for choice in second.choices] == [()]
 
 
 OLD_ROWS = (

@@ -50,7 +50,10 @@ def test_a_row_holds_the_call_and_what_is_known_of_its_attempt(durable_store, ou
     for value, name in ((0.1, "final"), (0.5, "final"), (9.0, "style")):
         durable_store.add_reward(Reward(attempt_id="r.a2", value=value, name=name)).result(30)
     durable_store.add_reward(Reward(attempt_id="r.a2", value=0.9, call_id="whole")).result(30)  # not the attempt's
-    choices = (make_choice(0, [1], [-0.5]), make_choice(1, [2**31 - 1, 4], [-0.25, -math.inf], "length"))
+    choices = (
+        make_choice(0, [1], [-0.5]),
+        make_choice(1, [2**31 - 1, 4], [-0.25, -math.inf], "length", ((3, 1), (4, 1))),
+    )
     append(
         durable_store,
         make_call("late", "r.a1"),
@@ -120,8 +123,14 @@ def test_a_row_holds_the_call_and_what_is_known_of_its_attempt(durable_store, ou
         "sampling": {"temperature": 0.5, "stop": ["a"]},
         "prompt_ids": [1, 2, 3],
         "choices": [
-            {"index": 0, "token_ids": [1], "logprobs": [-0.5], "finish_reason": "stop"},
-            {"index": 1, "token_ids": [2**31 - 1, 4], "logprobs": [-0.25, infinite], "finish_reason": "length"},
+            {"index": 0, "token_ids": [1], "logprobs": [-0.5], "finish_reason": "stop", "versions": []},
+            {
+                "index": 1,
+                "token_ids": [2**31 - 1, 4],
+                "logprobs": [-0.25, infinite],
+                "finish_reason": "length",
+                "versions": [{"version": 3, "tokens": 1}, {"version": 4, "tokens": 1}],
+            },
         ],
         "request": '{"é": 1}',
         "request_base64": False,

@@ -104,6 +104,42 @@ def test_R01_compaction_and_interleaved_subagent():
     assert tree.breaks == 3
 
 
+MIXED = ((3, 1), (4, 2))
+
+
+@pytest.mark.parametrize(
+    ("known", "start", "end", "expected"),
+    [
+        (((3, 1), (4, 2)), 3, 4, [3, 4, 4]),
+        (((4, 3),), 3, 4, [4, 4, 4]),  # forwarded under 3, sampled after the swap
+        ((), 3, 4, [3, 3, 3]),  # nobody knows
+        ((), 4, 4, [4, 4, 4]),
+        ((), None, None, [-1, -1, -1]),
+    ],
+)
+def test_R12_each_token_has_the_version_that_sampled_it(known, start, end, expected):
+    calls = [
+        call([1], [7], seq=1, version_start=3, version_end=3),
+        call([1, 7, 2], choice([10, 11, 12], versions=known), seq=2, version_start=start, version_end=end),
+    ]
+    (sample,) = cut(build(calls)).samples
+    assert sample.versions.tolist() == [-1, 3, -1, *expected]
+    assert min(expected) == min(branch.answer.version for branch in build(calls[1:]).branches)
+
+
+def test_R12_versions_of_an_answer_that_is_cut_or_one_of_several():
+    mixed, other = choice([10, 11, 12], versions=MIXED), choice([20, 21], 1, versions=((4, 2),))
+    tree = build([call([1, 2], mixed, other, seq=1, version_start=3, version_end=4)])
+    assert [sample.versions.tolist() for sample in cut(tree).samples] == [[-1, -1, 3, 4, 4], [-1, -1, 4, 4]]
+    short = cut(tree, max_tokens=4, too_long="cut").samples
+    assert [sample.versions.tolist() for sample in short] == [[-1, -1, 3, 4], [-1, -1, 4, 4]]
+
+
+def test_R12_versions_of_another_number_of_tokens_raise():
+    with pytest.raises(TrajectoryError, match="policy versions for another number"):
+        build([call([1, 2], choice([10, 11], versions=MIXED))])
+
+
 def test_choices_are_branches_and_the_shared_answer_is_trained_once():
     first = call([S, 10], [20], [30], seq=1)
     followed_a = call([S, 10, 20, 11], [21], seq=2)

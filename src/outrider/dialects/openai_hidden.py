@@ -19,6 +19,9 @@ Fields = dict[str, msgspec.Raw]
 NULL = msgspec.Raw(b"null")
 _IDS = b'token_ids"'  # the end of both names
 _ID_MEMBER = re.compile(rb'"(?:prompt_)?token_ids"[ \t\r\n]*:[ \t\r\n]*\[')
+_VERSIONS = b'"policy_versions"'
+# Where Outrider's engine puts them: right behind `token_ids`. Their last bracket is the last before the next name.
+_VERSIONS_MEMBER = re.compile(rb'[ \t\r\n]*,[ \t\r\n]*"policy_versions"[ \t\r\n]*:[ \t\r\n]*\[[][0-9, \t\r\n-]*\]')
 _PROMPT = b'"prompt_'
 _COMMA = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*")
 _SPACE = b" \t\r\n"
@@ -30,6 +33,8 @@ class Known(msgspec.Struct, gc=False):
 
     id_lists: int
     """Lists of token ids, of the prompt's too."""
+    versions: int
+    """Choices with `policy_versions`."""
     model: msgspec.Raw
     """The value of the field `model`; empty where there is none."""
     only_usage: bool
@@ -51,7 +56,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 def shown(data: bytes, known: Known | None, *, ids: bool, logprobs: bool, model: msgspec.Raw | None) -> bytes:
-    """`data` without token ids (`ids`), with ``null`` for log-probs (`logprobs`), and under the name `model`.
+    """`data` without token ids and their policy versions (`ids`), with ``null`` for log-probs (`logprobs`), and under
+    the name `model`.
 
     `known` is None where `data` could not be read as a reply. The same object where nothing changes, and for a shape
     that nobody knows.
@@ -67,7 +73,7 @@ def shown(data: bytes, known: Known | None, *, ids: bool, logprobs: bool, model:
 
 def _spans(data: bytes, known: Known, ids: bool, logprobs: bool, model: msgspec.Raw | None) -> Spans | None:
     """What to change; None where that isn't certain."""
-    spans = _id_spans(data, known.id_lists) if ids else []
+    spans = _id_spans(data, known.id_lists, known.versions) if ids else []
     if logprobs and spans is not None:
         values = [choice.logprobs for choice in _reply_logprobs.decode(data).choices]
         spans = _joined(spans, value_spans(data, b'"logprobs"', values, b"null"))
@@ -80,10 +86,13 @@ def _joined(spans: Spans, more: Spans | None) -> Spans | None:
     return None if more is None else spans + more
 
 
-def _id_spans(data: bytes, id_lists: int) -> Spans | None:
-    """The lists of ids, each with its name and a comma, the one before it where there is one."""
+def _id_spans(data: bytes, id_lists: int, versions: int) -> Spans | None:
+    """The lists of ids, each with its name and a comma, the one before it where there is one; with a list of versions
+    where one follows it."""
+    if versions and data.count(_VERSIONS) != versions:
+        return None
     spans: Spans = []
-    last = 0
+    last = versions_found = 0
     at = data.find(_IDS)
     while at >= 0:
         start = at - len(_PROMPT) if data.startswith(_PROMPT, at - len(_PROMPT)) else at - 1
@@ -91,6 +100,9 @@ def _id_spans(data: bytes, id_lists: int) -> Spans | None:
         if member is None or data[start - 1 : start] == b"\\":
             return None
         end = data.find(b"]", member.end()) + 1  # it was read as a list of numbers: no bracket is within it
+        if versions and (behind := _VERSIONS_MEMBER.match(data, end)):
+            end = behind.end()
+            versions_found += 1
         look = max(last, start - _LOOK_BACK)
         before = data[look:start].rstrip(_SPACE)
         if before.endswith(b","):
@@ -102,7 +114,7 @@ def _id_spans(data: bytes, id_lists: int) -> Spans | None:
         spans.append((start, end, b""))
         last = end
         at = data.find(_IDS, end)
-    return spans if len(spans) == id_lists else None
+    return spans if len(spans) == id_lists and versions_found == versions else None
 
 
 def _taken_apart(data: bytes, ids: bool, logprobs: bool, model: msgspec.Raw | None) -> bytes:
@@ -125,6 +137,7 @@ def _hide_in_choice(choice: Fields, ids: bool, logprobs: bool) -> bool:
     if ids:
         changed = choice.pop("token_ids", None) is not None
         changed |= choice.pop("prompt_token_ids", None) is not None
+        changed |= choice.pop("policy_versions", None) is not None
     if logprobs and choice.get("logprobs", NULL) != NULL:
         choice["logprobs"] = NULL
         changed = True

@@ -1,7 +1,8 @@
 """What the two OpenAI text protocols share: parsing, sampling overrides, errors, and reading a reply.
 
 Fields beyond OpenAI's own are vLLM's: `return_token_ids` in the request; `prompt_token_ids` on the reply or a choice
-and `token_ids` on each choice or streamed chunk.
+and `token_ids` on each choice or streamed chunk. Outrider's own engine adds `policy_versions` beside the latter: runs
+``[version, number of tokens]``. A chunk without it goes on under the version that was told last.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 
 from outrider.dialects.openai_hidden import Known, shown
 from outrider.errors import RequestError
-from outrider.types import Json, Usage
+from outrider.types import Json, Runs, Usage
 from outrider.wire import ErrorReply, Event, ReplyTokens, SampledChoice, UpstreamRequest, WireRequest
 
 T = TypeVar("T")
@@ -183,6 +184,7 @@ class ChoiceFields(msgspec.Struct, gc=False):
     token_ids: Ids | None = None
     prompt_token_ids: Ids | None = None
     finish_reason: str | None = None
+    policy_versions: list[tuple[int, int]] | None = None
 
 
 class ReplyFields(msgspec.Struct, gc=False):
@@ -199,13 +201,27 @@ class ReplyFields(msgspec.Struct, gc=False):
 class _Tally:
     """One choice as it comes in."""
 
-    __slots__ = ("entry_ids", "finish_reason", "logprobs", "token_ids")
+    __slots__ = ("entry_ids", "finish_reason", "logprobs", "token_ids", "versions")
 
     def __init__(self) -> None:
         self.token_ids: Ids = []
         self.entry_ids: Ids = []
         self.logprobs: list[float | None] = []
         self.finish_reason: str | None = None
+        self.versions: list[tuple[int, int]] = []
+        """``(version, from which token on)``."""
+
+    def tell_versions(self, runs: list[tuple[int, int]]) -> None:
+        """Those of the next tokens."""
+        at = len(self.token_ids)
+        for version, count in runs:
+            if not self.versions or self.versions[-1][0] != version:
+                self.versions.append((version, at))
+            at += count
+
+    def runs(self) -> Runs:
+        ends = [at for _, at in self.versions[1:]] + [len(self.token_ids)]
+        return tuple((version, end - at) for (version, at), end in zip(self.versions, ends, strict=True))
 
 
 class OpenAIReader:
@@ -286,7 +302,13 @@ class OpenAIReader:
                 elif ids != entry_ids:
                     problem = problem or f"choice {index}: token_ids differ from the ids of its log-probs"
             choices.append(
-                SampledChoice(index=index, token_ids=ids, logprobs=tally.logprobs, finish_reason=tally.finish_reason)
+                SampledChoice(
+                    index=index,
+                    token_ids=ids,
+                    logprobs=tally.logprobs,
+                    finish_reason=tally.finish_reason,
+                    versions=tally.runs() if tally.versions else (),
+                )
             )
         return ReplyTokens(prompt_ids=self._prompt_ids, choices=tuple(choices), usage=self._usage, problem=problem)
 
@@ -314,11 +336,14 @@ class OpenAIReader:
         if usage is not None and usage.prompt_tokens is not None:
             self._usage = Usage(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens or 0)
         choices = reply.choices
-        id_lists = int(reply.prompt_token_ids is not None)
+        id_lists, versions = int(reply.prompt_token_ids is not None), 0
         for choice in choices or ():
             self._take_choice(choice)
             id_lists += (choice.token_ids is not None) + (choice.prompt_token_ids is not None)
-        return Known(id_lists=id_lists, model=reply.model, only_usage=usage is not None and not choices)
+            versions += choice.policy_versions is not None
+        return Known(
+            id_lists=id_lists, versions=versions, model=reply.model, only_usage=usage is not None and not choices
+        )
 
     def _take_choice(self, choice: Any) -> None:
         tally = self._choices.get(choice.index)
@@ -326,6 +351,12 @@ class OpenAIReader:
             tally = self._choices[choice.index] = _Tally()
         if choice.prompt_token_ids:
             self._take_prompt(choice.prompt_token_ids)
+        if choice.policy_versions is not None:
+            told, ids = sum(count for _, count in choice.policy_versions), len(choice.token_ids or ())
+            if told == ids:
+                tally.tell_versions(choice.policy_versions)
+            else:
+                self._problem = self._problem or f"choice {choice.index}: policy_versions of {told} tokens for {ids}"
         if choice.token_ids:
             tally.token_ids += choice.token_ids
         if choice.logprobs is not None:

@@ -40,6 +40,7 @@ class Admission:
         self._open.set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._watching: set[Callable[[int | None], None]] = set()
         self.confirm: Callable[[], Awaitable[None]] | None = None
         """Asked before a call is admitted, where a pause may have been told to somebody else."""
 
@@ -74,8 +75,18 @@ class Admission:
 
     def admit(self, version: int | None) -> None:
         """Admit everybody, and record their calls under `version`."""
-        self.version = version
+        if version != self.version:
+            for tell in self._watching:
+                tell(self.version)
+            self.version = version
         self._open.set()
+
+    def watch(self, on_change: Callable[[int | None], None]) -> None:
+        """Call `on_change` with the version until then when another one takes its place; until `unwatch`."""
+        self._watching.add(on_change)
+
+    def unwatch(self, on_change: Callable[[int | None], None]) -> None:
+        self._watching.discard(on_change)
 
     async def pause(self, timeout_s: float) -> int:
         """Admit nobody and wait until calls in flight have ended; returns how many have not after `timeout_s`."""

@@ -11,6 +11,7 @@ from struct import pack
 
 import numpy as np
 
+from outrider.gateway.versions import Versions
 from outrider.types import Choice, Fidelity, FloatArray, IntArray, Usage
 from outrider.wire import ReplyTokens, SampledChoice
 
@@ -29,8 +30,9 @@ class Captured:
     reason: str
 
 
-def capture(reply: ReplyTokens, *, failure: str = "") -> Captured:
+def capture(reply: ReplyTokens, *, failure: str = "", versions: Versions | None = None) -> Captured:
     """Decide the fidelity of a call (DESIGN.md, invariant 3). `failure` says why the call itself did not end well.
+    `versions` are those of its tokens, where they are not all the same.
 
     Ids that can't be an array (null entries) are left out; lengths that differ are kept as they came, to be looked at.
     """
@@ -43,7 +45,8 @@ def capture(reply: ReplyTokens, *, failure: str = "") -> Captured:
     else:
         unfinished = f"unfinished: {failure}" if failure else ""
         nothing_came = not reply.choices and not reply.problem  # the gateway may know the prompt all the same
-        reason = (unfinished if nothing_came else "") or _problem(reply, prompt_ids, ids, logprobs) or unfinished
+        reason = (unfinished if nothing_came else "") or _problem(reply, prompt_ids, ids, logprobs)
+        reason = reason or (versions.problem if versions is not None else "") or unfinished
         fidelity = Fidelity.BROKEN if reason else Fidelity.EXACT
     choices = tuple(
         Choice(
@@ -51,6 +54,7 @@ def capture(reply: ReplyTokens, *, failure: str = "") -> Captured:
             token_ids=_NO_IDS if token_ids is None else token_ids,
             logprobs=values,
             finish_reason=choice.finish_reason,
+            versions=() if versions is None or token_ids is None else versions.runs[position],
         )
         for position, (choice, token_ids, values) in enumerate(zip(reply.choices, ids, logprobs, strict=True))
     )

@@ -9,6 +9,7 @@ from outrider.gateway.continuation.request import left_to_engine
 from outrider.gateway.continuation.turns import Turn
 from outrider.gateway.sessions import Access
 from outrider.gateway.telemetry.note import CLIENT_GONE
+from outrider.gateway.versions import Arrived, versions_of
 from outrider.types import UPSTREAM_STATUS, Call, CallState, Retry
 from outrider.wire import Dialect, ReplyReader, UpstreamRequest, WireRequest
 
@@ -45,11 +46,14 @@ class CallRecord:
         self.first_token_s: float | None = None
         self.finished = False
         """`finish` was called."""
+        self.arrives = False
+        """The answer comes as a stream."""
         self.replica = ""
         self.retries: tuple[Retry, ...] = ()
         self._request = request
         self._left = left
         self._version_start: int | None = None
+        self._arrived: Arrived = ()
         self._started_at = 0.0
         self._began = 0.0
 
@@ -60,10 +64,16 @@ class CallRecord:
 
     def begin(self, *, version: int | None) -> None:
         """It goes upstream now, under this policy version; perhaps not for the first time."""
-        self._version_start = version
+        self._version_start, self._arrived = version, ()
         if not self.begun:
             self._started_at = time.time()
             self._began = time.monotonic()
+
+    def published(self, version: int | None) -> None:
+        """New weights are served from now on; `version` was current until now."""
+        if version is not None:
+            counts = {choice.index: len(choice.token_ids) for choice in self.reader.result().choices}
+            self._arrived = (*self._arrived, (version, counts))
 
     def first_token(self) -> None:
         """The first event with data came."""
@@ -101,7 +111,10 @@ class CallRecord:
         """`version` is the policy version now, at the end."""
         self.finished = True
         failure = "" if self.state is CallState.COMPLETE else self.error or self.state.value
-        captured = capture(self.reader.result(), failure=failure)
+        reply = self.reader.result()
+        arrived = self._arrived if self.arrives else None
+        versions = versions_of(reply.choices, start=self._version_start, end=version, arrived=arrived)
+        captured = capture(reply, failure=failure, versions=versions)
         return Call(
             id=self.id,
             attempt_id=self.access.attempt_id,
@@ -119,7 +132,7 @@ class CallRecord:
             fidelity_reason=captured.reason,
             sampling=self.prepared.sampling,
             version_start=self._version_start,
-            version_end=version,
+            version_end=version if versions is None else versions.end,
             started_at=self._started_at,
             duration_s=time.monotonic() - self._began,
             first_token_s=self.first_token_s,

@@ -148,6 +148,7 @@ class RecordedCall:
     async def _stream(self, call: UpstreamCall, data: bytes, headers: Headers, undo: Undo | None) -> None:
         """`data` came first."""
         record, exchange, reader = self._record, self._exchange, self._record.reader
+        record.arrives = True
         raw: list[bytes] = []
         held: list[bytes] = []
         failure: UpstreamError | None = None

@@ -135,6 +135,7 @@ class Relay:
         )
         del prepared, sent  # they may be large: the delivery lets go of them once the answer has begun
         exchange.watch(lambda: client_left(delivery, record))
+        self._admission.watch(record.published)
         try:
             await RecordedCall(exchange, delivery, record, lambda record: self._commit(record, note)).run()
         except asyncio.CancelledError:
@@ -142,6 +143,7 @@ class Relay:
             self._interrupted(record, exchange.status, note)
             raise
         finally:
+            self._admission.unwatch(record.published)
             delivery.close()
             exchange.unwatch()
 

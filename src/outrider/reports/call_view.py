@@ -13,7 +13,7 @@ from rich.text import Text
 from outrider.reports.conversation import Message, Turn
 from outrider.reports.text import clean, duration, number, one_line
 from outrider.reports.tokens import BOUNDS, Tokenizer, pieces, strength
-from outrider.types import Call, CallState, Choice, Fidelity, IntArray, Retry
+from outrider.types import Call, CallState, Choice, Fidelity, IntArray, Retry, Runs
 
 STRENGTH_STYLES = ("bold red", "yellow", "cyan", "green", "dim green")  # from hardly expected to near-certain
 _MESSAGE_LIMIT = 2000  # characters
@@ -87,6 +87,11 @@ def _versions(call: Call) -> str:
     return f"policy version {call.version_start} to {call.version_end}, swapped within the call"
 
 
+def _runs(runs: Runs) -> str:
+    """Which of its tokens are of which version, where that is known."""
+    return "; " + ", ".join(f"{count:,} of version {version}" for version, count in runs) if runs else ""
+
+
 def _message(message: Message, limit: int, style: str) -> RenderableType:
     text = Text(one_line(message.role, 40), f"bold {style}")
     return Group(text, Padding(Text(clean(message.text, limit)), (0, 0, 0, 2)))
@@ -110,7 +115,7 @@ def _tokens(call: Call, known: int, tokenizer: Tokenizer | None, *, all_tokens: 
     for choice in call.choices:
         name = f"tokens, choice {choice.index}" if len(call.choices) > 1 else "tokens"
         finish = f", finish reason {one_line(str(choice.finish_reason), 40)}"
-        parts.append(Text(f"{name}{finish}", "dim"))
+        parts.append(Text(f"{name}{finish}{_runs(choice.versions)}", "dim"))
         parts.append(Padding(_coloured(call, choice, known, tokenizer, all_tokens=all_tokens), (0, 0, 0, 2)))
         parts.append(Padding(_logprobs(choice, tokenizer), (0, 0, 0, 2)))
         if all_tokens:

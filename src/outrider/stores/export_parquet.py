@@ -22,12 +22,14 @@ except ImportError as error:
 ROW_GROUP_BYTES = 32 << 20
 ROW_GROUP_ROWS = 4096
 
+_RUN = pa.struct({"version": pa.int64(), "tokens": pa.int64()})
 _CHOICE = pa.struct(
     {
         "index": pa.int32(),
         "token_ids": pa.list_(pa.int32()),
         "logprobs": pa.list_(pa.float32()),
         "finish_reason": pa.string(),
+        "versions": pa.list_(_RUN),
     }
 )
 _RETRY = pa.struct(
@@ -123,6 +125,7 @@ def _column(field: Any, values: list[Any]) -> Any:
             _lists([choice["token_ids"] for choice in choices], pa.int32()),
             _lists([choice["logprobs"] for choice in choices], pa.float32()),
             pa.array([choice["finish_reason"] for choice in choices], pa.string()),
+            pa.array([choice["versions"] for choice in choices], pa.list_(_RUN)),
         ]
         return pa.ListArray.from_arrays(_offsets(values), pa.StructArray.from_arrays(columns, fields=list(_CHOICE)))
     return pa.array(values, field.type)

@@ -25,6 +25,7 @@ from outrider.types import (
     Reward,
     Rollout,
     RolloutState,
+    Runs,
     Session,
     Task,
     Usage,
@@ -36,7 +37,7 @@ CALL_COLUMNS = (
     "id", "attempt_id", "dialect", "model", "state", "status", "streamed", "prompt_tokens", "completion_tokens",
     "fidelity", "fidelity_reason", "sampling", "version_start", "version_end", "started_at", "duration_s",
     "first_token_s", "error", "choices", "prompt_ids", "token_ids", "logprobs", "request", "response",
-    "continuation", "replica", "retries",
+    "continuation", "replica", "retries", "versions",
 )  # fmt: skip
 REWARD_COLUMNS = ("attempt_id", "name", "value", "reason", "parts", "source", "created_at", "call_id")
 SESSION_COLUMNS = ("key_hash", "attempt_id", "mode", "sampling", "allow_feedback", "expires_at", "sealed")
@@ -50,6 +51,7 @@ ATTEMPT_COLUMNS = (
 )  # fmt: skip
 
 _retries = msgspec.json.Decoder(tuple[Retry, ...])
+_versions = msgspec.json.Decoder(list[Runs])
 
 LEVEL = 1  # the level that costs least CPU; higher ones gain little on JSON
 
@@ -107,6 +109,7 @@ def call_row(call: Call, bodies: Bodies) -> Row:
         call.continuation,
         call.replica,
         _json(call.retries) if call.retries else "",
+        _pack_versions(call.choices),
     )
 
 
@@ -115,7 +118,7 @@ def call_from(row: Row, bodies: Bodies) -> Call:
     (
         seq, id, attempt_id, dialect, model, state, status, streamed, prompt_tokens, completion_tokens, fidelity,
         fidelity_reason, sampling, version_start, version_end, started_at, duration_s, first_token_s, error, choices,
-        prompt_ids, token_ids, logprobs, request, response, continuation, replica, retries,
+        prompt_ids, token_ids, logprobs, request, response, continuation, replica, retries, versions,
     ) = row  # fmt: skip
     return Call(
         id=id,
@@ -128,7 +131,7 @@ def call_from(row: Row, bodies: Bodies) -> Call:
         request=bodies.unpack(request),
         response=bodies.unpack(response),
         prompt_ids=None if prompt_ids is None else _ids(prompt_ids),
-        choices=_choices(choices, _ids(token_ids), _floats(logprobs)),
+        choices=_choices(choices, _ids(token_ids), _floats(logprobs), versions),
         usage=None
         if prompt_tokens is None
         else Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens),
@@ -148,8 +151,17 @@ def call_from(row: Row, bodies: Bodies) -> Call:
     )
 
 
-def _choices(text: str, token_ids: IntArray, logprobs: FloatArray) -> tuple[Choice, ...]:
-    found = []
+def _pack_versions(choices: tuple[Choice, ...]) -> str:
+    """Empty where no choice has any, which is nearly always so."""
+    for choice in choices:
+        if choice.versions:
+            return _json([choice.versions for choice in choices])
+    return ""
+
+
+def _choices(text: str, token_ids: IntArray, logprobs: FloatArray, versions: str) -> tuple[Choice, ...]:
+    found: list[Choice] = []
+    runs = _versions.decode(versions) if versions else []
     ids_at = logprobs_at = 0
     for index, ids_count, logprobs_count, finish_reason in msgspec.json.decode(text):
         found.append(
@@ -158,6 +170,7 @@ def _choices(text: str, token_ids: IntArray, logprobs: FloatArray) -> tuple[Choi
                 token_ids=token_ids[ids_at : ids_at + ids_count],
                 logprobs=logprobs[logprobs_at : logprobs_at + logprobs_count],
                 finish_reason=finish_reason,
+                versions=runs[len(found)] if runs else (),
             )
         )
         ids_at += ids_count

@@ -102,6 +102,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE calls ADD COLUMN replica TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE calls ADD COLUMN retries TEXT NOT NULL DEFAULT ''",  # JSON; empty for none
     ),
+    # JSON [[[policy version, number of tokens], ...] for each choice, ...]; empty where the call's two say all.
+    ("ALTER TABLE calls ADD COLUMN versions TEXT NOT NULL DEFAULT ''",),
 )
 
 

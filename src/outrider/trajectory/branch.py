@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.trajectory.trie import Node
-from outrider.types import FloatArray, IntArray
+from outrider.types import FloatArray, IntArray, Runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,6 +28,8 @@ class Answer:
     finish_reason: str | None
     version: int
     """Policy version of its oldest token; -1 where the weights are not ours."""
+    versions: Runs
+    """Of each token, where it is known that they are not all the same; else empty, and `version` stands for all."""
     temperature: float
     left_out: str
     """Why it is context only; empty where it is trained."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from outrider.errors import TrajectoryError
 from outrider.trajectory.branch import Branch
-from outrider.types import Sample
+from outrider.types import IntArray, Runs, Sample
 
 TooLong = Literal["drop", "drop_rollout", "keep_start", "cut"]
 
@@ -119,6 +119,8 @@ def _row(trained: Sequence[Branch], length: int, rollout_id: str, group_id: str)
         loss_mask[span] = True
         logprobs[span] = branch.answer.logprobs[: span.stop - span.start]
         versions[span] = branch.answer.version
+        if branch.answer.versions:
+            _fill(versions[span], branch.answer.versions)
         call_index[span] = branch.answer.call_index
     return Sample(
         rollout_id=rollout_id,
@@ -132,6 +134,14 @@ def _row(trained: Sequence[Branch], length: int, rollout_id: str, group_id: str)
         truncated=last.answer.finish_reason == "length" or length < last.end,
         temperature=last.answer.temperature,
     )
+
+
+def _fill(versions: IntArray, runs: Runs) -> None:
+    """`versions` may end before the last of the `runs` does."""
+    at = 0
+    for version, count in runs:
+        versions[at : at + count] = version
+        at += count
 
 
 def _check_all_accounted_for(branches: Sequence[Branch], samples: Sequence[Sample], excluded: Exclusions) -> None:

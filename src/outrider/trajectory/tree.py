@@ -146,6 +146,8 @@ def _answer(call: Call, index: int, choice: Choice, left_out: str) -> Answer:
     prompt = _prompt(call)
     temperature = call.sampling.get("temperature")
     versions = [version for version in (call.version_start, call.version_end) if version is not None]
+    if choice.versions:
+        versions = [version for version, _ in choice.versions]
     return Answer(
         call_id=call.id,
         call_index=index,
@@ -156,8 +158,9 @@ def _answer(call: Call, index: int, choice: Choice, left_out: str) -> Answer:
         end=len(prompt) + len(choice.token_ids),
         logprobs=choice.logprobs,
         finish_reason=choice.finish_reason,
-        # Weights swapped within a call: the older version, since staleness is judged by the oldest token.
+        # Weights swapped within a call, and nobody knows when: the older version, since the oldest token counts.
         version=min(versions, default=-1),
+        versions=choice.versions if len(choice.versions) > 1 else (),
         temperature=1.0 if temperature is None else float(temperature),
         left_out=left_out,
         order=(call.seq, call.started_at, call.id, choice.index),
@@ -188,6 +191,8 @@ def _check(call: Call, choice: Choice) -> None:
         raise TrajectoryError(f"{where}: a token id is negative.")
     if not np.isfinite(logprobs).all() or (len(logprobs) and float(logprobs.max()) > 1e-3):
         raise TrajectoryError(f"{where}: log-probs must be finite and at most 0.")
+    if choice.versions and sum(count for _, count in choice.versions) != len(ids):
+        raise TrajectoryError(f"{where}: {len(ids)} token ids, and policy versions for another number of them.")
 
 
 def _check_belongs(call: Call, attempt_id: str | None, seen: set[str]) -> None:

@@ -121,7 +121,7 @@ class Service:
             first = await _unless_gone(request, news.get())
             if first is None:
                 return _gone()
-            headers = {VERSION_HEADER: str(_checked(first).version_start), **ignored}
+            headers = {VERSION_HEADER: str(_checked(first).versions[0][0]), **ignored}
             if parsed.stream:
                 events = self._stream(job, news, first, wire)
                 streaming = True
@@ -133,8 +133,8 @@ class Service:
                     return _gone()
                 updates.append(_checked(update))
             updates.sort(key=lambda update: update.index)
-            headers[VERSION_HEADER] = str(min(update.version_start for update in updates))
-            headers[VERSION_END_HEADER] = str(max(update.version_end for update in updates))
+            headers[VERSION_HEADER] = str(min(update.versions[0][0] for update in updates))
+            headers[VERSION_END_HEADER] = str(max(update.versions[-1][0] for update in updates))
             return _json(wire.plain(updates), headers=headers)
         finally:
             self._open -= 1

@@ -24,7 +24,7 @@ from outrider.engines.embedded.batch import Planner, Work
 from outrider.engines.embedded.kv import BLOCK, PrefixPool, Slots, block_keys
 from outrider.engines.embedded.model import Model
 from outrider.engines.embedded.sampling import Draws, sample
-from outrider.engines.embedded.sequences import Failed, Job, RunningSequence, Update, common_prefix
+from outrider.engines.embedded.sequences import Failed, Job, RunningSequence, Update, add_token, common_prefix
 from outrider.engines.embedded.vocabulary import Vocabulary
 
 PREFILL_TOKENS = 512
@@ -298,18 +298,16 @@ class Scheduler:
                 failure = Failed(message="the model computed numbers that are not finite; its weights may be broken")
                 self._fail({sequence.job}, failure)
                 continue
-            if sequence.version_start is None:
-                sequence.version_start = self.version
             sequence.ids.append(token)
             update = sequence.update
             update.token_ids.append(token)
             update.logprobs.append(logprob)
             update.tops.append(tops)
+            add_token(update.versions, self.version)
             self._advance_text(sequence, token)
             if update.finish_reason is not None:
                 self._finish(sequence)
             if sequence.job.stream or update.finish_reason is not None:
-                update.version_start, update.version_end = sequence.version_start, self.version
                 update.cached_tokens = sequence.cached
                 self._news.append((sequence.job, update))
                 sequence.update = Update(index=sequence.index)

@@ -26,10 +26,8 @@ class Update:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     """The stop string or the requested stop token that ended it; None for the model's own end token."""
-    version_start: int = 0
-    """Policy version that sampled the sequence's first token."""
-    version_end: int = 0
-    """Policy version that sampled its newest one."""
+    versions: list[list[int]] = field(default_factory=list)
+    """Which policy versions sampled these tokens, as runs: ``[version, number of tokens]``, in order."""
     cached_tokens: int = 0
     """Prompt tokens that were not computed for this sequence."""
 
@@ -64,6 +62,14 @@ class Job:
         ]
 
 
+def add_token(versions: list[list[int]], version: int) -> None:
+    """One more token, sampled under `version`, to runs as in `Update.versions`."""
+    if versions and versions[-1][0] == version:
+        versions[-1][1] += 1
+    else:
+        versions.append([version, 1])
+
+
 class RunningSequence:
     """State of one sequence. Belongs to the scheduler's thread once it is submitted."""
 
@@ -85,7 +91,6 @@ class RunningSequence:
         self.epoch: int | None = None
         """Which weights computed its prompt; None for none in particular, so that nobody may share it."""
         self.update = Update(index=index)
-        self.version_start: int | None = None
         self.cached = 0
         self._neighbour: RunningSequence | None = None
         self._alike = 0

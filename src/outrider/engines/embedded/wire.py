@@ -1,11 +1,15 @@
-"""Answers on the wire: plain bodies and stream chunks of both endpoints, with vLLM's names for token fields."""
+"""Answers on the wire: plain bodies and stream chunks of both endpoints, with vLLM's names for token fields.
+
+Beside ``token_ids`` a choice has ``policy_versions``: which versions of the weights sampled these tokens, as runs
+``[[version, number of tokens], ...]``. In a stream only a choice's first chunk has it, and one where the version is
+another than before; a chunk without it goes on under the version that was told last.
+"""
 
 from __future__ import annotations
 
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from outrider.engines.embedded.requests import Parsed
 from outrider.engines.embedded.sequences import Update
@@ -31,6 +35,8 @@ class Wire:
         self._offsets: dict[int, int] = {}
         self._completion_tokens = 0
         self._cached: dict[int, int] = {}
+        self._told: dict[int, int] = {}
+        """Of each choice, the policy version that the client knows."""
 
     def plain(self, updates: Sequence[Update]) -> Json:
         """The whole answer. `updates` has one entry per choice, in order."""
@@ -40,10 +46,8 @@ class Wire:
             for u in updates
         ]
         body = {**self._head, "choices": choices, "usage": self._usage()}
-        if self._parsed.return_token_ids:
-            body.update(_versions(updates))
-            if self._parsed.chat:
-                body["prompt_token_ids"] = self._parsed.prompts[0]
+        if self._parsed.return_token_ids and self._parsed.chat:
+            body["prompt_token_ids"] = self._parsed.prompts[0]
         return body
 
     def opening(self) -> list[Json]:
@@ -66,10 +70,7 @@ class Wire:
         choice = self._choice(update, text)  # also counts, so it comes before leaving
         if silent and not self._parsed.return_token_ids and not self._parsed.logprobs:
             return None
-        body = {**self._head, "choices": [choice]}
-        if self._parsed.return_token_ids and update.finish_reason is not None:
-            body.update(_versions([update]))
-        return body
+        return {**self._head, "choices": [choice]}
 
     def closing(self) -> Json | None:
         """The usage chunk, where the client asked for it."""
@@ -87,10 +88,17 @@ class Wire:
             choice["logprobs"] = self._chat_logprobs(update) if self._parsed.chat else self._text_logprobs(update)
         if self._parsed.return_token_ids:
             choice["token_ids"] = update.token_ids
+            self._tell_versions(choice, update)
             if not self._parsed.chat and update.index not in self._started:
                 self._started.add(update.index)
                 choice["prompt_token_ids"] = self._parsed.prompts[update.index // self._parsed.n]
         return choice
+
+    def _tell_versions(self, choice: Json, update: Update) -> None:
+        versions = update.versions
+        if len(versions) > 1 or versions[0][0] != self._told.get(update.index):
+            choice["policy_versions"] = versions
+            self._told[update.index] = versions[-1][0]
 
     def _chat_logprobs(self, update: Update) -> Json:
         content = []
@@ -128,13 +136,6 @@ class Wire:
             "total_tokens": prompt + self._completion_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
-
-
-def _versions(updates: Sequence[Update]) -> dict[str, Any]:
-    return {
-        "policy_version_start": min(update.version_start for update in updates),
-        "policy_version_end": max(update.version_end for update in updates),
-    }
 
 
 def _spelling(data: bytes) -> str:
