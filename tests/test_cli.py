@@ -83,6 +83,10 @@ def project(tmp_path):
         (None, None, ("-o", "model.path=nowhere.gguf"), "nowhere.gguf"),
         (None, None, ("-o", "model.path=package:not_there"), "not_there"),
         (None, None, ("-o", "train.advantage=grop"), "train.advantage: there is no 'grop'"),
+        (None, None, ("-o", "train.sampler=shufle"), "Did you mean 'shuffle'?"),
+        (None, None, ("-o", "engine.kind=vllm"), "engine.kind: no engine called 'vllm'"),
+        (None, None, ("-o", "train.backend=verl"), "train.backend: no backend called 'verl'"),
+        (None, None, ("-o", "store.url=runs"), "store.url: 'runs' is no store URL"),
     ],
 )
 def test_bad_input_is_told_before_anything_is_started(project, file, text, options, said):
@@ -94,6 +98,8 @@ def test_bad_input_is_told_before_anything_is_started(project, file, text, optio
     assert result.returncode == 2, result.stderr
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+    assert "goes on from there" not in result.stderr
+    assert not (project / "runs" / "default" / "config.json").exists()  # a mended command finds nothing in its way
 
 
 def test_the_gateway_starts_without_torch(tmp_path):

@@ -80,10 +80,19 @@ def test_a_second_trainer_is_kept_out(folder):
 
 def test_a_run_goes_on_with_its_own_configuration_only(folder):
     folder.adopt(parse(TREE))
+    folder.append({"kind": "eval", "step": 0})
     folder.adopt(parse(TREE, ["train.steps=99", "executor.concurrency=2"]))  # how far and where, not what
     with pytest.raises(ConfigError, match=r"other values of seed, train\.lr"):
         folder.adopt(parse(TREE, ["train.lr=1.0", "seed=5"]))
     assert json.loads((folder.root / "config.json").read_text())["train"]["lr"] == 2e-5
+
+
+def test_what_failed_before_anything_was_done_may_be_mended(folder):
+    folder.adopt(parse(TREE, ["train.lr=1.0"]))
+    folder.adopt(parse(TREE, ["train.lr=2.0"]))
+    folder.store_file.touch()
+    with pytest.raises(ConfigError, match=r"other values of train\.lr"):
+        folder.adopt(parse(TREE, ["train.lr=1.0"]))
 
 
 def published(folder, version):

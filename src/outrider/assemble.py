@@ -28,7 +28,7 @@ from outrider.reconcile import Reconciler
 from outrider.registry import resolve
 from outrider.rl.advantages import CRITICS
 from outrider.runfolder import RunFolder
-from outrider.stores import open_store
+from outrider.stores import check_url, open_store
 from outrider.supervise import Service, Supervisor, free_port
 from outrider.train import Parts, Progress, Trainer
 from outrider.types import Failure, Json, Task
@@ -48,10 +48,15 @@ class Inputs:
     reward: RewardFunction
     executor: LocalExecutor
     folder: RunFolder
+    model: Path
+    """The model as a Hugging Face folder."""
 
 
-def check_inputs(config: RunConfig, root: Path, folder: RunFolder) -> Inputs:
-    """Read and check what the configuration names. Raises `ConfigError` that names the key."""
+def check_inputs(config: RunConfig, root: Path, folder: RunFolder, *, training: bool = True) -> Inputs:
+    """Read and check what the configuration names, before the run folder is taken. Raises `ConfigError` that names the
+    key. A model that has to be converted first is."""
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))  # modules of the user's lie beside the run file
     tasks = load_tasks(root / config.tasks.train, field="tasks.train")
     held_out = load_tasks(root / config.tasks.eval, field="tasks.eval") if config.tasks.eval else []
     reward = resolve("reward", config.reward.name, field="reward.name", root=root)
@@ -61,20 +66,37 @@ def check_inputs(config: RunConfig, root: Path, folder: RunFolder) -> Inputs:
         executor.check(task)
     if not held_out and config.eval.limit:
         raise ConfigError("eval.limit: there are no held-out tasks to limit; set tasks.eval.")
+    _check_names(config, root, training=training)
     return Inputs(
-        config=config, root=root, tasks=tasks, held_out=held_out, reward=reward, executor=executor, folder=folder
+        config=config,
+        root=root,
+        tasks=tasks,
+        held_out=held_out,
+        reward=reward,
+        executor=executor,
+        folder=folder,
+        model=locate_model(config, root),
     )
+
+
+def _check_names(config: RunConfig, root: Path, *, training: bool) -> None:
+    """Names that are needed only once services run, or torch; a wrong one should not wait for that."""
+    resolve("engine", config.engine.kind, field="engine.kind")
+    if config.store.url:
+        check_url(config.store.url, field="store.url")
+    if training:
+        learn.check(config.train)
+        resolve("sampler", config.train.sampler, field="train.sampler", root=root)
+        resolve("backend", config.train.backend, field="train.backend")
 
 
 def train(inputs: Inputs, observer: Observer, stop: threading.Event) -> Json:
     """Train as configured. Returns what `Trainer.run` returns, with ``peak_rss_bytes``."""
-    config, folder = inputs.config, inputs.folder
-    learn.check(config.train)
+    config, folder, model = inputs.config, inputs.folder, inputs.model
     floor = max((record.get("peak_rss_bytes", 0) for record in folder.records()), default=0)
     latest = folder.latest()
     progress = Progress(policy_version=latest.policy_version if latest else 0)
     with MemoryWatch(floor=floor) as memory, contextlib.ExitStack() as stack:
-        model = locate_model(config, inputs.root)
         run = stack.enter_context(services_running(inputs, model, progress, observer))
         backend = make_backend(config, model)  # takes seconds, while the services come up
         run.supervisor.await_ready()
@@ -103,8 +125,7 @@ def evaluate(inputs: Inputs, observer: Observer, stop: threading.Event) -> Json:
     config, folder = inputs.config, inputs.folder
     began = time.monotonic()
     with MemoryWatch() as memory, contextlib.ExitStack() as stack:
-        model = locate_model(config, inputs.root)
-        run = stack.enter_context(services_running(inputs, model, Progress(), observer))
+        run = stack.enter_context(services_running(inputs, inputs.model, Progress(), observer))
         run.supervisor.await_ready()
         store = stack.enter_context(contextlib.closing(open_run_store(config, folder)))
         reconciler = make_reconciler(inputs, store, run, observer, stop)
@@ -129,6 +150,7 @@ def services_running(inputs: Inputs, model: Path, progress: Progress, observer: 
     """Start the engine and the gateway of a run; at the end stop them and whatever the executor still runs."""
     services = Services(inputs.config, inputs.folder, model, progress, observer)
     try:
+        observer.phase("start the engine and the gateway", 0)
         services.supervisor.start([services.engine(), services.gateway()])
         yield services
     finally:

@@ -16,7 +16,7 @@ import click
 from outrider import __version__, cli_gateway, cli_store
 from outrider import config as configuration
 from outrider.cli_common import told_plainly
-from outrider.errors import OutriderError
+from outrider.errors import ConfigError, OutriderError
 from outrider.sections import fields, section_in
 
 
@@ -116,7 +116,7 @@ def evaluate(run_file: Path, overrides: tuple[str, ...]) -> None:
     config = configuration.load(run_file, overrides)
     from outrider import assemble
 
-    with started(config, run_file.resolve().parent, steps=0) as (inputs, view, stop):
+    with started(config, run_file.resolve().parent, training=False) as (inputs, view, stop):
         record = assemble.evaluate(inputs, view, stop)
     click.echo(json.dumps(record))
 
@@ -139,7 +139,9 @@ def quickstart(seed: int, out: Path | None, overrides: tuple[str, ...]) -> None:
 
 
 @contextlib.contextmanager
-def started(config: configuration.RunConfig, root: Path, *, steps: int) -> Iterator[tuple[Any, Any, threading.Event]]:
+def started(
+    config: configuration.RunConfig, root: Path, *, training: bool
+) -> Iterator[tuple[Any, Any, threading.Event]]:
     """Lock the run folder, check what the configuration names and show a live view, until the run ends."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve the other processes
     from outrider import assemble
@@ -147,15 +149,18 @@ def started(config: configuration.RunConfig, root: Path, *, steps: int) -> Itera
     from outrider.runfolder import RunFolder
 
     with RunFolder(Path(config.out).resolve()) as folder, assemble.stop_on_signals() as stop:
-        inputs = assemble.check_inputs(config, root, folder)
+        inputs = assemble.check_inputs(config, root, folder, training=training)
         folder.adopt(config)
         try:
             with LiveView(
-                steps=steps, success=config.reward.success, title=f"{config.model.path} · seed {config.seed}"
+                steps=config.train.steps if training else 0,
+                success=config.reward.success,
+                title=f"{config.model.path} · seed {config.seed}",
             ) as view:
                 yield inputs, view, stop
         except OutriderError as error:
-            error.add_note(f"The run lies in {folder.root}; the same command goes on from there.")
+            if not isinstance(error, ConfigError):  # that comes first, or the same command says the same again
+                error.add_note(f"The run lies in {folder.root}; the same command goes on from there.")
             raise
 
 
@@ -165,7 +170,7 @@ def train_to_end(config: configuration.RunConfig, root: Path) -> None:
     from outrider.reports.report import write_report
     from outrider.reports.summary import write_summary
 
-    with started(config, root, steps=config.train.steps) as (inputs, view, stop):
+    with started(config, root, training=True) as (inputs, view, stop):
         result = assemble.train(inputs, view, stop)
     folder = inputs.folder
     write_summary(

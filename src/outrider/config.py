@@ -334,7 +334,7 @@ def parse(tree: dict[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
     try:
         config = msgspec.convert(tree, RunConfig, strict=True)
     except msgspec.ValidationError as error:
-        raise ConfigError(readable(str(error))) from None
+        raise ConfigError(readable(str(error), RunConfig)) from None
     if config.train.group_size < 2 and config.train.advantage in GROUP_BASELINES:
         raise ConfigError(
             f"train.group_size: {config.train.advantage} compares rollouts of a group, so it needs 2 or more; "

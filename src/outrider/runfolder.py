@@ -78,8 +78,8 @@ class RunFolder:
         """Write the configuration, or check that the run which lies here has the same. Raises `ConfigError`."""
         file = self.root / "config.json"
         text = json.dumps(msgspec.to_builtins(config), indent=2, ensure_ascii=False)
-        if file.exists():
-            old = json.loads(file.read_text(encoding="utf-8"))
+        old = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        if old is not None and self._has_begun(old):
             differing = sorted(_differing(old, json.loads(text), ""))
             if differing:
                 raise ConfigError(
@@ -87,6 +87,10 @@ class RunFolder:
                     "Give the same values to resume it, or choose another -o out=DIR."
                 )
         write_atomically(file, text)
+
+    def _has_begun(self, config: Json) -> bool:
+        """Whether anything was done under `config`. What failed before that may be mended and tried again."""
+        return self.store_file.exists() or bool(config.get("store", {}).get("url")) or bool(self.records())
 
     # -- metrics ---------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -81,9 +81,27 @@ def _all_keys(section: type[msgspec.Struct], where: str) -> list[str]:
     return keys
 
 
-def readable(message: str) -> str:
+def readable(message: str, root: type[msgspec.Struct]) -> str:
     """Turn msgspec's ``Expected `int`, got `str` - at `$.train.steps``` into ``train.steps: expected int, got str``."""
     text, _, path = message.partition(" - at ")
     path = path.strip("`").removeprefix("$.").removeprefix("$") or "run file"
     text = text.replace("`", "")
+    choices = _choices(root, path)
+    if text.startswith("Invalid enum value") and choices:
+        value = text.removeprefix("Invalid enum value").strip().strip("'")
+        near = difflib.get_close_matches(value, choices, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return f"{path}: {value!r} is none of {', '.join(choices)}.{hint}"
+    if text == "Expected array, got str":
+        return f'{path}: expected a list, got text; write it as ["one", "two"].'
     return f"{path}: {text[:1].lower()}{text[1:]}."
+
+
+def _choices(section: type[msgspec.Struct], path: str) -> list[str]:
+    """The words that the field at `path` takes; empty where it is no choice."""
+    kind: Any = section
+    for name in path.split("."):
+        inner = section_in(kind)
+        found = {} if inner is None else {field: kind for field, kind, _, _ in fields(inner)}
+        kind = found.get(name.partition("[")[0])
+    return [str(choice) for choice in get_args(kind)] if get_origin(kind) is Literal else []

@@ -57,3 +57,10 @@ def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(SetupError, match=r"pip install 'outrider\[postgres\]'"):
         open_store("postgresql://u@host/x")
+
+
+def test_a_file_or_a_run_folder_is_told_how_to_be_written(tmp_path):
+    (tmp_path / "store.sqlite3").touch()
+    for named in (tmp_path, tmp_path / "store.sqlite3"):
+        with pytest.raises(ConfigError, match=rf"Did you mean sqlite:///{tmp_path}/store.sqlite3\?"):
+            open_store(str(named))

@@ -59,7 +59,7 @@ class Progress:
     def begin(self, name: str, total: int) -> None:
         now = self.clock()
         self.phase = Phase(one_line(name), max(total, 0), now)
-        if self._stretch_started is None:
+        if self._stretch_started is None and total > 0:  # a start without a count is no part of a step
             self._stretch_started = now
 
     def advance(self, rollout: Rollout | None) -> None:

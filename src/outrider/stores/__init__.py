@@ -1,3 +1,3 @@
-from outrider.stores.urls import open_store
+from outrider.stores.urls import check_url, open_store
 
-__all__ = ["open_store"]
+__all__ = ["check_url", "open_store"]

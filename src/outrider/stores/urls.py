@@ -20,13 +20,27 @@ def open_store(url: str, *, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> 
     else's is called with the whole URL and `synchronous`. Raises `ConfigError` on a URL that is none, `SetupError`
     where an extra is missing, `StoreError` where the store can't be opened.
     """
-    scheme, found, rest = url.partition("://")
-    if not found or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_+-]*", scheme):
-        raise ConfigError(f"store: {url!r} is no store URL; write {FORMS}.")
+    scheme, rest = check_url(url)
     if scheme == "sqlite":
         return _sqlite(url, rest, synchronous)
     store: Store = resolve("store", scheme, field="store")(url, synchronous=synchronous)
     return store
+
+
+def check_url(url: str, *, field: str = "store") -> tuple[str, str]:
+    """Scheme and rest of a store's URL. Raises `ConfigError` on what is none."""
+    scheme, found, rest = url.partition("://")
+    if not found or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_+-]*", scheme):
+        raise ConfigError(f"{field}: {url!r} is no store URL; write {FORMS}.{_meant(url)}")
+    return scheme, rest
+
+
+def _meant(path: str) -> str:
+    """What to write for a file or a run folder that was named as such."""
+    for file in (Path(path), Path(path) / "store.sqlite3"):
+        if file.is_file():
+            return f" Did you mean sqlite:///{file}?"
+    return ""
 
 
 def _sqlite(url: str, rest: str, synchronous: Literal["FULL", "NORMAL"]) -> Store:
