@@ -144,6 +144,8 @@ def started(
 ) -> Iterator[tuple[Any, Any, threading.Event]]:
     """Lock the run folder, check what the configuration names and show a live view, until the run ends."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve the other processes
+    from rich.console import Console
+
     from outrider import assemble
     from outrider.reports.live import LiveView
     from outrider.runfolder import RunFolder
@@ -156,6 +158,7 @@ def started(
                 steps=config.train.steps if training else 0,
                 success=config.reward.success,
                 title=f"{config.model.path} · seed {config.seed}",
+                console=Console(stderr=not training),  # what an evaluation prints is for programs
             ) as view:
                 yield inputs, view, stop
         except OutriderError as error:
@@ -167,6 +170,8 @@ def started(
 def train_to_end(config: configuration.RunConfig, root: Path) -> None:
     """Train, summarise and report. A run that is finished already is only reported."""
     from outrider import assemble
+    from outrider.reports.closing import closing_words
+    from outrider.reports.history import read_history
     from outrider.reports.report import write_report
     from outrider.reports.summary import write_summary
 
@@ -185,9 +190,8 @@ def train_to_end(config: configuration.RunConfig, root: Path) -> None:
         best=result["best"],
     )
     with assemble.opened(folder) as store:
-        page = write_report(folder.root, store, tokenizer=assemble.tokenizer(folder))
-    click.echo(f"Report: {page}")
-    click.echo(f"Look at rollouts: outrider inspect {folder.root}")
+        write_report(folder.root, store, tokenizer=assemble.tokenizer(folder))
+    click.echo(closing_words(read_history(folder.root)))
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------
