@@ -19,6 +19,7 @@ from harnesses.formats import write_folder
 from harnesses.install import Installed
 from harnesses.model import QUOTE, RESULT
 from outrider import trajectory
+from outrider.gateway.continuation.request import read_chat
 from outrider.types import Call, CallState, Fidelity, Mode
 
 STORED = {
@@ -169,9 +170,14 @@ def rendered_anew(calls: Sequence[Call], renderer: Remembering) -> list[Call]:
     """The same calls had the engine rendered each history."""
     made = []
     for call in calls:
-        exact = call.prompt_ids is not None and call.continuation
-        prompt_ids = renderer.anew(call.prompt_ids) if exact else call.prompt_ids
-        made.append(call if prompt_ids is None else replace(call, prompt_ids=np.array(prompt_ids, dtype=np.int32)))
+        if call.prompt_ids is None or not call.continuation:
+            made.append(call)
+            continue
+        said = renderer.asked(call.prompt_ids)
+        if call.dialect == STORED[Dialect.CHAT]:  # an agent may retell a call as text, which is all that an engine gets
+            asked = read_chat(call.request, shows_ids=False, shows_logprobs=False, joint=renderer.joint, answered=True)
+            said = asked.messages, asked.tools, asked.options
+        made.append(replace(call, prompt_ids=np.array(renderer.anew(*said), dtype=np.int32)))
     return made
 
 

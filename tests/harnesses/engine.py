@@ -38,9 +38,9 @@ class Remembering:
         """Raises `KeyError` for a prompt that was not made here."""
         return self._asked[_key(prompt_ids)]
 
-    def anew(self, prompt_ids: Sequence[int]) -> list[int]:
-        """The ids of the same prompt where the whole history is rendered, as engines do."""
-        return list(self._inner.render(*self.asked(prompt_ids)))
+    def anew(self, messages: Sequence[Json], tools: Sequence[Json], options: Json) -> list[int]:
+        """The ids of a prompt where the whole history is rendered, as engines do."""
+        return list(self._inner.render(messages, tools, options))
 
     @property
     def joint(self) -> str:

@@ -207,6 +207,15 @@ def test_T12_a_stop_string_that_the_agent_never_saw_stays_in_the_context(talk):
 
 
 @pytest.mark.parametrize(
+    ("text", "cause"), [(STOPPED + " and more", "reasoning dropped by the harness"), ("So.", "history rewritten")]
+)
+def test_a_thought_before_what_was_written_on_is_missed(talk, text, cause):
+    talk.ask([USER], f"<think>\nhm\n</think>\n\n{STOPPED}", stop=["</code>"])
+    talk.ask([USER, {"role": "assistant", "content": text}, USER], stop=["</code>"])
+    assert talk.counted() == {"opened": 1, f"broke: {cause}": 1}
+
+
+@pytest.mark.parametrize(
     ("said", "echo"),
     [
         (STOPPED, {"role": "assistant", "content": "Another.</code> and more"}),

@@ -81,7 +81,7 @@ def test_another_text_is_another_call(talk, change):
 def test_reasoning_that_is_not_told_is_a_break(talk):
     message = talk.ask([USER], f"<think>\nhm\n</think>\n\n{CALL}{END}", tools=[TOOL])
     talk.ask([USER, as_smolagents(message), SEEN], tools=[TOOL])
-    assert talk.counted() == {"opened": 1, "broke: tool call rewritten by the harness": 1}
+    assert talk.counted() == {"opened": 1, "broke: reasoning dropped by the harness": 1}
 
 
 def test_what_is_forgotten_is_forgotten_in_each_form(gateway, engine, renderer):

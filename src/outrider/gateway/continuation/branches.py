@@ -98,7 +98,7 @@ class Attempt:
         if branch.meanings[-1].calls:
             self.retold = {chain: one for chain, one in self.retold.items() if one is not branch}
 
-    def diagnose(self, talk: Talk, options: bytes) -> Break | None:
+    def diagnose(self, talk: Talk, messages: Sequence[Json], options: bytes) -> Break | None:
         """Why `talk`, which has answers in it, continues none of the branches; None if it never was one of theirs."""
         best: tuple[int, int, Branch] | None = None
         for age, branch in enumerate(self._newest()):
@@ -117,6 +117,8 @@ class Attempt:
             return Break.SYSTEM_CHANGED
         if shared == 0 or shared >= len(theirs):
             return Break.HISTORY_REWRITTEN if _said_before(ours, theirs) else None
+        if ours[shared].reasoning and not theirs[shared].reasoning and _same_but_reasoning(branch, messages, shared):
+            return Break.REASONING_DROPPED_BY_HARNESS
         return _changed(ours[shared], theirs[shared])
 
     def _newest(self) -> Iterator[Branch]:
@@ -193,10 +195,21 @@ def _said_before(ours: Sequence[Meaning], theirs: Sequence[Meaning]) -> bool:
     return any((one.text, one.calls) in said for one in theirs if one.role == "assistant")
 
 
+def _same_but_reasoning(branch: Branch, messages: Sequence[Json], at: int) -> bool:
+    """The message there has all that the branch says there but its reasoning, perhaps retold or written on."""
+    ours, message = branch.meanings[at], messages[at]
+    theirs = meaning_of(message, {}, at)
+    if (ours.role, ours.text, ours.calls) == (theirs.role, theirs.text, theirs.calls):
+        return True
+    if at < len(branch.meanings) - 1 or theirs.role != "assistant" or theirs.calls:
+        return False
+    answer = branch.answer
+    if ours.calls:
+        return message["content"] in retellings(answer.message)
+    return bool(answer.stopped) and message["content"].startswith(answer.stopped)
+
+
 def _changed(ours: Meaning, theirs: Meaning) -> Break:
-    if ours.role == theirs.role == "assistant":
-        if ours.text == theirs.text and ours.calls == theirs.calls:
-            return Break.REASONING_DROPPED_BY_HARNESS if not theirs.reasoning else Break.HISTORY_REWRITTEN
-        if ours.calls and ours.calls != theirs.calls:  # also where it became a part of the text
-            return Break.CALL_REWRITTEN
-    return Break.HISTORY_REWRITTEN
+    # Also where it became a part of the text.
+    rewritten = ours.role == theirs.role == "assistant" and ours.calls and ours.calls != theirs.calls
+    return Break.CALL_REWRITTEN if rewritten else Break.HISTORY_REWRITTEN

@@ -207,7 +207,8 @@ class Continuation:
             cause = extended
         else:
             answered = any(one.role == "assistant" for one in asked.talk.meanings)
-            cause = self._branches.attempt(attempt_id).diagnose(asked.talk, asked.options) if answered else None
+            attempt = self._branches.attempt(attempt_id)
+            cause = attempt.diagnose(asked.talk, request.messages, asked.options) if answered else None
         # The whole history: long enough for others to wait, so not on the event loop.
         prompt_ids = await asyncio.to_thread(self._renderer.render, request.messages, request.tools, request.options)
         return self._begin(prompt_ids, 0, request), "opened" if cause is None else f"broke: {cause}"
