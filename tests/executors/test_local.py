@@ -1,6 +1,5 @@
-"""How attempts end: by themselves, at their limit, killed, or lost with the process that ran them."""
+"""How attempts end: by themselves, killed, or lost with the process that ran them."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -99,38 +98,6 @@ def test_a_memory_limit(bench):
     assert "MemoryError" in found.stderr_tail
 
 
-def test_over_its_time(bench):
-    found = bench.script("import sys\nprint('so far', flush=True)\n" + SLEEP, timeout_s=0.5)
-    assert (found.timed_out, found.signal, found.stdout_tail) == (True, signal.SIGTERM, "so far\n")
-    assert found.reason == "over its time limit of 0.5 s"
-
-
-def test_over_its_time_it_may_clean_up(bench):
-    found = bench.script(
-        "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\ntime.sleep(600)",
-        timeout_s=0.5,
-    )
-    assert (found.timed_out, found.exit_code, found.signal) == (True, 0, None)
-
-
-def test_over_its_time_and_deaf(bench, monkeypatch):
-    monkeypatch.setattr("outrider.executors.local.GRACE_S", 0.3)
-    found = bench.script("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP, timeout_s=1)
-    assert (found.timed_out, found.exit_code, found.signal) == (True, None, signal.SIGKILL)
-
-
-def test_R09_a_pipeline_killed_at_its_time_limit(bench):
-    """Whatever status the pipeline ends with, the time limit is on record; and nothing of it lives on."""
-    bench.write("a.py", "import os\nopen('pid', 'w').write(f'{os.getpid()}\\n')\nprint('x', flush=True)\n" + SLEEP)
-    executor = bench.executor("sh", "-c", f"trap : TERM; {sys.executable} $0 | tee log; exit 0", "a.py", timeout_s=3)
-    workdir = bench.start(executor)
-    pid = read_pid(workdir / "pid")
-    found = one(executor)
-    assert (found.timed_out, found.exit_code) == (True, 0)
-    assert (workdir / "log").read_text() == "x\n"
-    wait_until(lambda: gone(pid))
-
-
 def test_what_a_harness_leaves_running_is_killed(bench):
     found = bench.run("sh", "-c", "sleep 600 & echo $! > pid; exit 0")
     assert found.exit_code == 0
@@ -203,19 +170,6 @@ def test_a_fork_server_that_cannot_start_says_why(bench):
     assert found.lost
     assert "exit status 7" in found.reason
     assert "no licence" in found.reason
-
-
-def test_a_preload_that_hangs_loses_the_attempt(bench, monkeypatch):
-    monkeypatch.setattr("outrider.executors.local.START_LIMIT_S", 1.0)
-    bench.write("slow.py", SLEEP)
-    found = bench.script("print(1)", preload=("slow",))
-    assert (found.lost, found.timed_out) == (True, False)
-
-
-def test_the_time_limit_starts_with_the_harness(bench):
-    """Preloading is ours and takes no time from it."""
-    bench.write("slow.py", "import time\ntime.sleep(1.5)")
-    assert bench.script("print('in time')", preload=("slow",), timeout_s=1.2).stdout_tail == "in time\n"
 
 
 def test_a_missing_harness_is_told_from_a_failing_one(bench):
@@ -300,33 +254,9 @@ def test_the_fork_server_survives_the_thread_that_started_it(bench):
     assert fork_server().pid == server.pid
 
 
-def test_a_fork_bomb_within_reason(bench):
-    """A tree of 60 processes, all of them deaf to SIGTERM, is gone after the time limit."""
-    bench.write(
-        "agent.py",
-        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "for _ in range(60):\n    if os.fork() == 0: time.sleep(600)\n"
-        "open('pid', 'w').write(f'{os.getpgid(0)}\\n')\ntime.sleep(600)",
-    )
-    executor = bench.executor("python", "agent.py", timeout_s=2, memory_mb=2000)
-    group = read_pid(bench.start(executor) / "pid")
-    assert one(executor).timed_out
-
-    def members():
-        return [p.pid for p in psutil.process_iter() if p.status() != psutil.STATUS_ZOMBIE and _group(p.pid) == group]
-
-    wait_until(lambda: not members())
-
-
-def _group(pid):
-    try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return None
-
-
-def test_an_interpreter_of_the_harness_s_own(bench):
+def test_an_interpreter_of_the_harness_s_own(bench, monkeypatch):
     """Another Python than ours, as a harness with a virtual environment has, without Outrider in it."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # whoever runs the tests may have set it to our sources
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bench.root / ".venv")], check=True)
     bench.write("agent.py", "import sys\nprint(sys.prefix)\nimport outrider")
     found = bench.run(".venv/bin/python", "agent.py")

@@ -1,9 +1,8 @@
-"""An upstream that answers with hand-written bytes in the test's own event loop, and a clock that leaps."""
+"""An upstream that answers with hand-written bytes in the test's own event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 
 from outrider.gateway.upstreams.errors import Timeouts
 from outrider.gateway.upstreams.upstream import Upstream
@@ -62,17 +61,3 @@ async def fetch(server, method="POST", body=b"x"):
     call = server.upstream.call(method, b"/v1/x?q=1", [(b"x-a", b"b")], body)
     await call.start()
     return call.status, await call.read()
-
-
-class LeapingClock:
-    """Real time, and what was leapt over besides."""
-
-    def __init__(self):
-        self._real = time.monotonic
-        self._ahead_s = 0.0
-
-    def __call__(self):
-        return self._real() + self._ahead_s
-
-    def leap(self):
-        self._ahead_s += 600

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 
 import pytest
 
-from fakes.byte_server import LeapingClock, Server, fetch
+from fakes.byte_server import Server, fetch
+from fakes.clock import LeapingClock
+from outrider.gateway.upstreams import upstream
 from outrider.gateway.upstreams.errors import Timeouts, UpstreamError
 from outrider.gateway.upstreams.upstream import HIGH_WATER, Upstream
 
@@ -42,11 +43,21 @@ async def test_each_limit_has_a_code_of_its_own(limits, script, code):
         assert server.upstream.in_flight == 0
 
 
-async def test_a_limit_that_is_not_reached_does_no_harm(monkeypatch):
+@pytest.fixture
+async def clock(monkeypatch):
+    """What the client and the event loop of the test go by."""
     clock = LeapingClock()
-    monkeypatch.setattr(time, "monotonic", clock)  # the event loop's, too
+    monkeypatch.setattr(upstream, "time", clock)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", clock.monotonic)
+    return clock
+
+
+async def test_a_limit_that_is_not_reached_does_no_harm(clock):
     limits = Timeouts(first_byte_s=900.0, chunk_s=900.0, total_s=86_400.0)
-    leap = clock.leap  # 600 s
+
+    def leap():
+        clock.leap(600)
+
     script = [leap, STREAM, *[b"1\r\na\r\n", 0.01, leap] * 6, b"0\r\n\r\n"]  # longer in all than any of the two
     async with Server(script, timeouts=limits) as server:
         assert await fetch(server) == (200, b"a" * 6)
@@ -58,17 +69,15 @@ async def stops_reading(call):
             await asyncio.sleep(0.01)
 
 
-async def test_a_reader_that_is_slow_itself_does_not_time_the_upstream_out(monkeypatch):
-    clock = LeapingClock()
-    monkeypatch.setattr(time, "monotonic", clock)
+async def test_a_reader_that_is_slow_itself_does_not_time_the_upstream_out(clock):
     size = 8 << 20
     script = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size, b"x" * size]
     async with Server(script, timeouts=Timeouts(chunk_s=900.0, total_s=86_400.0)) as server:
         call = server.upstream.call("POST", b"/", [], b"")
         await call.start()
         await stops_reading(call)
-        for _ in range(4):  # 600 s each
-            clock.leap()
+        for _ in range(4):
+            clock.leap(600)
             await asyncio.sleep(0.01)
         total = 0
         while data := await call.chunk():
@@ -97,21 +106,21 @@ async def test_a_connect_that_hangs_is_given_up_at_once():
         deaf.listen(0)
         port = deaf.getsockname()[1]
         first.connect(("127.0.0.1", port))  # fills the queue, so the kernel answers no further one
-        upstream = Upstream(f"http://127.0.0.1:{port}", timeouts=Timeouts(connect_s=3600))
-        call = upstream.call("POST", b"/v1/x", [], b"x")
+        patient = Upstream(f"http://127.0.0.1:{port}", timeouts=Timeouts(connect_s=3600))
+        call = patient.call("POST", b"/v1/x", [], b"x")
         waiting = asyncio.create_task(call.start())
         await asyncio.sleep(0.1)
         assert not waiting.done()
         call.abort()
         with pytest.raises(UpstreamError, match="given up"):
             await asyncio.wait_for(waiting, 30)
-        slow = upstream.call("POST", b"/v1/x", [], b"x", within_s=0.1)
+        slow = patient.call("POST", b"/v1/x", [], b"x", within_s=0.1)
         with pytest.raises(UpstreamError) as caught:
             await asyncio.wait_for(slow.start(), 30)
         assert caught.value.code == "upstream_timeout"
-        assert upstream.in_flight == 0
-        upstream = Upstream(f"http://127.0.0.1:{port}", timeouts=Timeouts(connect_s=0.5))
+        assert patient.in_flight == 0
+        hasty = Upstream(f"http://127.0.0.1:{port}", timeouts=Timeouts(connect_s=0.5))
         with pytest.raises(UpstreamError, match=r"did not accept a connection in 0\.5 s") as caught:
-            await asyncio.wait_for(upstream.call("POST", b"/v1/x", [], b"x").start(), 30)
+            await asyncio.wait_for(hasty.call("POST", b"/v1/x", [], b"x").start(), 30)
         assert (caught.value.code, caught.value.status) == ("upstream_connect_timeout", 504)
-        assert upstream.in_flight == 0
+        assert hasty.in_flight == 0
