@@ -29,6 +29,7 @@ import numpy as np
 
 from outrider.dialects.openai_chat import OpenAIChat
 from outrider.dialects.openai_completions import OpenAICompletions
+from outrider.gateway.continuation.answer import Answer
 from outrider.gateway.continuation.branches import Branch, Branches
 from outrider.gateway.continuation.meaning import digest, follow, meaning_of, read_talk
 from outrider.gateway.continuation.reader import ContinuedReader
@@ -46,6 +47,7 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"text": {"type": "string"}, "path": {"type": "string"}}},
     },
 }
+ANSWER = '<tool_call>\n{"name": "search", "arguments": {"text": "part", "path": "src"}}\n</tool_call>'
 LINE = "src/module/part_%d.py:%d: the function that reads the file returns %d when it is empty\n"
 
 
@@ -105,85 +107,106 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+class Case:
+    """One call that goes on with a branch, and what is done of it, part by part."""
+
+    def __init__(self, renderer: Any, tokens: int) -> None:
+        """The prompt has about so many tokens."""
+        turns = 1
+        while len(renderer.render(plain(conversation(turns)), [TOOL], {})) < tokens:
+            turns += 1
+        body = {"model": "policy", "messages": conversation(turns), "tools": [TOOL], "temperature": 1.0}
+        self.body = msgspec.json.encode(body)
+        self.renderer = renderer
+        self.request = read_chat(self.body, shows_ids=False, shows_logprobs=False)
+        self.answer_ids = renderer.text.encode(ANSWER)
+        self.dialect, self.completions = OpenAIChat(), OpenAICompletions()
+
+        head = digest(renderer.head([TOOL], {}))
+        self.talk = read_talk(head, self.request.messages[:-1])
+        self.branch = Branch(
+            head=head,
+            options=digest({}),
+            meanings=self.talk.meanings,
+            prompt_ids=np.array(renderer.render(self.request.messages[:-2], [TOOL], {}), dtype=np.int32),
+            completion_ids=np.array(self.answer_ids, dtype=np.int32),
+            answer=Answer(self.request.messages[-2]),
+        )
+        self.branches = Branches(10**7)
+        self.branches.add("attempt", self.talk.chain[-2], self.talk.chain[-1], self.branch)
+        self.prompt_ids = self.extending()
+        self.events = streamed(self.prompt_ids, self.answer_ids)
+        self.chat_events = streamed(self.prompt_ids, self.answer_ids, chat=True)
+
+    def reading(self) -> None:
+        read = read_chat(self.body, shows_ids=False, shows_logprobs=False)
+        head = digest(self.renderer.head(read.tools, read.options))
+        assert self.branches.attempt("attempt").find(read_talk(head, read.messages)) is not None
+
+    def extending(self) -> list[int]:
+        found = self.renderer.extend(
+            self.branch.prompt_ids.tolist(),
+            self.branch.completion_ids.tolist(),
+            self.request.messages[:-2],
+            self.request.messages[-2],
+            self.request.messages[-1:],
+            self.request.tools,
+            self.request.options,
+        )
+        assert not isinstance(found, Break), found
+        return list(found)
+
+    def asking(self) -> None:
+        completions_body(self.request, self.prompt_ids)
+
+    def answering(self) -> None:
+        inner = self.dialect.reader(UpstreamRequest(body=b"", sampling={}))
+        tokens = self.completions.reader(UpstreamRequest(body=b"", sampling={}))
+        reader = ContinuedReader(
+            inner,
+            tokens,
+            renderer=self.renderer,
+            request=self.request,
+            prompt_ids=self.prompt_ids,
+            tells_prompt=False,
+        )
+        for event in self.events:
+            reader.event(event)
+        reader.result()
+        meaning = meaning_of(reader.answers[0].answer().message, {}, len(self.talk.meanings))
+        self.branches.add("attempt", self.talk.chain[-1], follow(self.talk.chain[-1], meaning), self.branch)
+
+    def chat_reading(self) -> None:
+        hidden = frozenset({"token_ids", "logprobs"})
+        reader = self.dialect.reader(UpstreamRequest(body=b"", sampling={}, hidden=hidden))
+        for event in self.chat_events:
+            reader.event(event)
+        reader.result()
+
+    def rendering(self) -> None:
+        self.renderer.render(self.request.messages, [TOOL], {})
+
+
 def main() -> None:
     asked = parse_arguments()
     renderer = AutoRenderer(_folder(asked.tokenizer))
-
-    turns = 1
-    while len(renderer.render(plain(conversation(turns)), [TOOL], {})) < asked.tokens:
-        turns += 1
-    messages = conversation(turns)
-    body = msgspec.json.encode({"model": "policy", "messages": messages, "tools": [TOOL], "temperature": 1.0})
-    request = read_chat(body, shows_ids=False, shows_logprobs=False)
-    prompt_ids = renderer.render(request.messages[:-2], [TOOL], {})
-    answer = '<tool_call>\n{"name": "search", "arguments": {"text": "part", "path": "src"}}\n</tool_call>'
-    answer_ids = renderer.text.encode(answer)
-
-    branches = Branches(10**7)
-    head = digest(renderer.head([TOOL], {}))
-    talk = read_talk(head, request.messages[:-1])
-    branch = Branch(
-        head=head,
-        options=digest({}),
-        meanings=talk.meanings,
-        prompt_ids=np.array(prompt_ids, dtype=np.int32),
-        completion_ids=np.array(answer_ids, dtype=np.int32),
-    )
-    branches.add("attempt", talk.chain[-2], talk.chain[-1], branch)
-
-    def reading() -> None:
-        read = read_chat(body, shows_ids=False, shows_logprobs=False)
-        read_head = digest(renderer.head(read.tools, read.options))
-        assert branches.attempt("attempt").find(read_talk(read_head, read.messages)) is not None
-
-    def extending() -> list[int]:
-        found = renderer.extend(
-            branch.prompt_ids.tolist(),
-            branch.completion_ids.tolist(),
-            request.messages[:-2],
-            request.messages[-2],
-            request.messages[-1:],
-            request.tools,
-            request.options,
-        )
-        assert not isinstance(found, Break), found
-        return found
-
-    extended = extending()
-
-    def answering() -> None:
-        inner = dialect.reader(UpstreamRequest(body=b"", sampling={}))
-        tokens = completions.reader(UpstreamRequest(body=b"", sampling={}))
-        reader = ContinuedReader(
-            inner, tokens, renderer=renderer, request=request, prompt_ids=extended, tells_prompt=False
-        )
-        for event in events:
-            reader.event(event)
-        reader.result()
-        meaning = meaning_of(reader.answers[0].message.plain(), {}, len(talk.meanings))
-        branches.add("attempt", talk.chain[-1], follow(talk.chain[-1], meaning), branch)
-
-    dialect, completions = OpenAIChat(), OpenAICompletions()
-    events = streamed(extended, answer_ids)
-    chat_events = streamed(extended, answer_ids, chat=True)
-
-    def chat_reading() -> None:
-        reader = dialect.reader(UpstreamRequest(body=b"", sampling={}, hidden=frozenset({"token_ids", "logprobs"})))
-        for event in chat_events:
-            reader.event(event)
-        reader.result()
-
-    parts = {
-        "reading": cpu_ms(reading, asked.repeat),
-        "extending": cpu_ms(extending, asked.repeat),
-        "asking": cpu_ms(lambda: completions_body(request, extended), asked.repeat),
-        "answering": cpu_ms(answering, asked.repeat),
+    case = Case(renderer, asked.tokens)
+    steps = {
+        "reading": case.reading,
+        "extending": case.extending,
+        "asking": case.asking,
+        "answering": case.answering,
     }
+    parts = {name: cpu_ms(step, asked.repeat) for name, step in steps.items()}
     figures = {name: round(value, 3) for name, value in parts.items()}
     figures["in all"] = round(sum(parts.values()), 3)
-    figures["chat reading"] = round(cpu_ms(chat_reading, asked.repeat), 3)
-    figures["rendering"] = round(cpu_ms(lambda: renderer.render(request.messages, [TOOL], {}), 20), 3)
-    sizes = {"prompt_tokens": len(extended), "messages": len(messages), "answer_tokens": len(answer_ids)}
+    figures["chat reading"] = round(cpu_ms(case.chat_reading, asked.repeat), 3)
+    figures["rendering"] = round(cpu_ms(case.rendering, 20), 3)
+    sizes = {
+        "prompt_tokens": len(case.prompt_ids),
+        "messages": len(case.request.messages),
+        "answer_tokens": len(case.answer_ids),
+    }
     report(type(renderer).__name__, sizes, figures, asked.json)
 
 
