@@ -8,6 +8,7 @@ and `token_ids` on each choice or streamed chunk. Outrider's own engine adds `po
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -167,6 +168,20 @@ def error_event(status: int, message: str, *, code: str | None = None) -> bytes:
     return b"data: " + _encode({"error": error}) + b"\n\n"
 
 
+# -- events ------------------------------------------------------------------------------------------------------------
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+
+
+def event_with(event: Event, data: bytes) -> bytes:
+    """`event` with other data, which may have several lines; the rest of it (``event``, ``id``, ``retry``) stays."""
+    lines = b"".join(b"data: %b\n" % line for line in _LINE_END.split(data))
+    if event.raw.startswith(b"data:") and event.raw.count(b"\n") == 2:
+        return lines + b"\n"
+    others = [line for line in _LINE_END.split(event.raw) if line and line.partition(b":")[0] != b"data"]
+    return b"".join(b"%b\n" % line for line in others) + lines + b"\n"
+
+
 # -- replies -----------------------------------------------------------------------------------------------------------
 
 Ids = list[int | None]
@@ -275,8 +290,7 @@ class OpenAIReader:
         kept = self._shown(data, known)
         if kept is data:
             return event.raw
-        name = b"event: " + event.name + b"\n" if event.name else b""
-        return name + b"data: " + kept + b"\n\n"
+        return event_with(event, kept)
 
     def _gave_up(self) -> bool:
         """An event came that no client can read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 
 from outrider.wire import Event
 
@@ -21,6 +22,7 @@ class EventSplitter:
     def __init__(self) -> None:
         self._held: list[bytes] = []  # an event that has not ended; joined only when it has
         self._tail = b""  # the last bytes of `_held`, where a blank line may have begun
+        self._begun = False
 
     def feed(self, data: bytes) -> list[Event]:
         fresh = self._tail + data
@@ -39,14 +41,22 @@ class EventSplitter:
         rest = buffer[start:]
         self._held = [rest] if rest else []
         self._tail = rest[-_OVERLAP:]
-        return events
+        return self._without_mark(events)
 
     def end(self) -> list[Event]:
         """What is left when the stream ends without a blank line."""
         rest = b"".join(self._held)
         self._held.clear()
         self._tail = b""
-        return [parse_event(rest)] if rest else []
+        return self._without_mark([parse_event(rest)] if rest else [])
+
+    def _without_mark(self, events: list[Event]) -> list[Event]:
+        """A stream may begin with a byte order mark, which is no part of its first line."""
+        if events and not self._begun:
+            self._begun = True
+            if events[0].raw.startswith(BOM_UTF8):
+                events[0] = parse_event(events[0].raw.removeprefix(BOM_UTF8))._replace(raw=events[0].raw)
+        return events
 
 
 def _end_of_event(buffer: bytes, look: int, plain: bool) -> int:
