@@ -9,11 +9,13 @@ counts. Anything else (a nested field of the same name, a name spelled with esca
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from typing import Any
 
 import msgspec
 
 from outrider.jsontext import Spans, replaced, value_spans
+from outrider.wire import Event
 
 Fields = dict[str, msgspec.Raw]
 NULL = msgspec.Raw(b"null")
@@ -25,6 +27,7 @@ _VERSIONS_MEMBER = re.compile(rb'[ \t\r\n]*,[ \t\r\n]*"policy_versions"[ \t\r\n]
 _PROMPT = b'"prompt_'
 _COMMA = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*")
 _SPACE = b" \t\r\n"
+_LINE_END = re.compile(rb"\r\n|\n|\r")  # of an event
 _LOOK_BACK = 64  # bytes in which a comma before a member is looked for
 
 
@@ -69,6 +72,16 @@ def shown(data: bytes, known: Known | None, *, ids: bool, logprobs: bool, model:
         return _taken_apart(data, ids, logprobs, model) if spans is None else replaced(data, spans)
     except (msgspec.DecodeError, RecursionError):
         return data
+
+
+def event_with(event: Event, data: bytes) -> bytes:
+    """`event` with other data, which may have several lines; the rest of it (``event``, ``id``, ``retry``) stays."""
+    lines = b"".join(b"data: %b\n" % line for line in _LINE_END.split(data))
+    raw = event.raw
+    if raw.startswith(b"data:") and raw.count(b"\n") == 2:
+        return lines + b"\n"
+    others = [line for line in _LINE_END.split(raw.removeprefix(BOM_UTF8)) if not line.startswith(b"data")]
+    return b"".join(b"%b\n" % line for line in others if line) + lines + b"\n"
 
 
 def _spans(data: bytes, known: Known, ids: bool, logprobs: bool, model: msgspec.Raw | None) -> Spans | None:

@@ -8,13 +8,12 @@ and `token_ids` on each choice or streamed chunk. Outrider's own engine adds `po
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
-from outrider.dialects.openai_hidden import Known, shown
+from outrider.dialects.openai_hidden import Known, event_with, shown
 from outrider.errors import RequestError
 from outrider.types import Json, Runs, Usage
 from outrider.wire import ErrorReply, Event, ReplyTokens, SampledChoice, UpstreamRequest, WireRequest
@@ -166,20 +165,6 @@ def error_event(status: int, message: str, *, code: str | None = None) -> bytes:
     kind = ERROR_TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
     error = {"message": message, "type": kind, "param": None, "code": code or status}
     return b"data: " + _encode({"error": error}) + b"\n\n"
-
-
-# -- events ------------------------------------------------------------------------------------------------------------
-
-_LINE_END = re.compile(rb"\r\n|\n|\r")
-
-
-def event_with(event: Event, data: bytes) -> bytes:
-    """`event` with other data, which may have several lines; the rest of it (``event``, ``id``, ``retry``) stays."""
-    lines = b"".join(b"data: %b\n" % line for line in _LINE_END.split(data))
-    if event.raw.startswith(b"data:") and event.raw.count(b"\n") == 2:
-        return lines + b"\n"
-    others = [line for line in _LINE_END.split(event.raw) if line and line.partition(b":")[0] != b"data"]
-    return b"".join(b"%b\n" % line for line in others) + lines + b"\n"
 
 
 # -- replies -----------------------------------------------------------------------------------------------------------
