@@ -220,6 +220,13 @@ def test_a_running_baseline_outlives_the_process():
     assert learner().record() == {}
 
 
+def test_a_running_baseline_is_of_what_is_compared_with_it():
+    """With a KL off the reward that is the rest: a baseline without the KL would call every rollout worse than usual."""
+    one = learner(advantage="reinforce_running", kl_coef=0.5, kl_in="reward", kl="k1")
+    one.batch(ROLLOUTS, SAMPLES)
+    assert one.baseline.mean == pytest.approx(0.5 - 0.5 * 4 * 0.25)  # four tokens, each 0.25 nats off
+
+
 def test_a_mismatch_stops_the_run_before_the_weights_change():
     backend = Recorder()
     one = learner(backend, stop_on_mismatch=0.05)
@@ -259,6 +266,7 @@ def test_a_mismatch_is_no_matter_by_default():
         ({"correction": ("tis",)}, r"train\.correction: there is no 'tis'.*token_tis"),
         ({"correction": ("token_tis", "sequence_tis")}, r"train\.correction: token_tis and sequence_tis both"),
         ({"dynamic_filter": True, "advantage": "reinforce_pp"}, r"train\.dynamic_filter: reinforce_pp learns from"),
+        ({"kl": "k1", "kl_coef": 0.1}, r"train\.kl: as a term of the loss k1 has a gradient of 0"),
         ({"dynamic_filter": True, "advantage": "gae"}, r"train\.dynamic_filter: gae learns from"),
         ({"advantage": "pass_at_k", "pass_k": 4, "group_size": 4}, r"train\.pass_k: of 4 rollouts each set of 4"),
         ({"advantage": "pass_at_k", "kl_coef": 0.1, "kl_in": "reward"}, r"train\.kl_in: pass_at_k asks whether"),
@@ -314,6 +322,7 @@ def own(tmp_path, monkeypatch):
 def test_an_estimator_and_a_loss_of_ones_own(own):
     check(TrainConfig(advantage="own_credit:halves", loss="outrider.rl.losses.sapo:sapo"))
     assert learner(advantage="own_credit:halves").batch(ROLLOUTS, SAMPLES).advantages == {"r": 0.5, "s": 0.0}
+    assert learner(advantage="own_credit:halves").record() == {"reward_baseline": [0.0, 0.0]}  # it may read it
     made = learner(advantage="own_credit:each_call").batch(ROLLOUTS, SAMPLES)
     assert [row.advantages.tolist() for row in made.rows] == [[0, 0, 0, 0, 1, 1], [0, 2, 2, 0, 3, 3]]
     made = learner(advantage="dr_gigpo", gigpo_state="own_credit:same").batch(ROLLOUTS, SAMPLES)

@@ -84,10 +84,7 @@ class Learner:
         if config.kl_coef and config.kl_in == "reward":
             evidence = self._with_penalties(evidence, samples)
         batch = self._credited(rollouts, samples, evidence)
-        counted = [
-            rollout.reward for rollout in rollouts if rollout.id in batch.advantages and rollout.reward is not None
-        ]
-        self.baseline = self.baseline.after(counted, config.running_decay)
+        self.baseline = self.baseline.after(batch.earned, config.running_decay)
         return batch
 
     def has_signal(
@@ -99,8 +96,8 @@ class Learner:
 
     def record(self) -> Json:
         """What the record of a step must hold for `recall`, beside `logprob_diff_mean`."""
-        if self.config.advantage != "reinforce_running":
-            return {}
+        if self.config.advantage in ESTIMATORS and self.config.advantage != "reinforce_running":
+            return {}  # one of somebody else's may read it
         return {"reward_baseline": [self.baseline.total, self.baseline.weight]}
 
     def update(self, step: int, batch: Batch, timer: Timer, before_change: Callable[[], None]) -> Update:
@@ -199,6 +196,11 @@ def _check_together(config: TrainConfig) -> None:
         raise ConfigError(
             f"train.pass_k: of {config.group_size} rollouts each set of {config.pass_k} is the whole group, which "
             "tells none of them apart; pass_k must be below group_size."
+        )
+    if config.kl_coef and config.kl_in == "loss" and config.kl == "k1":
+        raise ConfigError(
+            "train.kl: as a term of the loss k1 has a gradient of 0 in expectation, so it would hold nothing back; "
+            'take k2 or k3, or take it off the reward (train.kl_in = "reward").'
         )
     if config.advantage == "pass_at_k" and config.kl_coef and config.kl_in == "reward":
         raise ConfigError(

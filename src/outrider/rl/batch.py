@@ -48,6 +48,8 @@ class Batch:
     """Trained tokens."""
     advantages: Mapping[str, float]
     """Advantage of each rollout that counts, by rollout id; the mean over its tokens where they differ."""
+    earned: tuple[float, ...]
+    """What the rollouts that count were judged by as a whole: their rewards, less a KL that comes off these."""
     excluded: Counter[str]
     """Rollouts left out, by reason."""
 
@@ -106,6 +108,7 @@ def make_batch(
         rollouts_trained=len(trained),
         tokens=sum(tokens[name] for name in trained),
         advantages=MappingProxyType(_means(counted, tokens, scored, credit.advantages)),
+        earned=tuple(credit.earned.tolist()),
         excluded=+excluded,
     )
 

@@ -40,6 +40,8 @@ class Credit:
 
     advantages: Sequence[FloatArray]
     returns: Sequence[FloatArray] | None
+    earned: Doubles
+    """(N,): what each rollout as a whole was judged by, its reward less the penalties."""
     signal: frozenset[str]
     """Rollouts with an advantage that is not exactly 0."""
 
@@ -59,14 +61,15 @@ def give_credit(
     rollout. Raises `BatchError` as the estimator does.
     """
     if not rollouts:
-        return Credit(advantages=(), returns=None, signal=frozenset())
+        return Credit(advantages=(), returns=None, earned=np.zeros(0), signal=frozenset())
     estimate, unit = find_estimator(estimator), unit_of(estimator)
+    earned = rewards - _penalties(rollouts, samples, evidence)
     if unit == "rollout":
-        penalty = _penalties(rollouts, samples, evidence)
-        estimated = dict(zip(rollouts, estimate(rewards - penalty, groups, context), strict=True))
+        estimated = dict(zip(rollouts, estimate(earned, groups, context), strict=True))
         return Credit(
             advantages=[np.where(s.loss_mask, np.float32(estimated[s.rollout_id]), np.float32(0)) for s in samples],
             returns=None,
+            earned=earned,
             signal=frozenset(name for name, advantage in estimated.items() if advantage != 0.0),
         )
     layout = _layout(unit, rollouts, rewards, samples, evidence)
@@ -80,7 +83,10 @@ def give_credit(
         share = np.bincount(np.concatenate([at[at >= 0] for at in layout.of_token]), minlength=len(targets))
         estimated_steps = whiten(estimated_steps.astype(np.float64), share.astype(np.float64))
     return Credit(
-        advantages=[layout.spread(estimated_steps, i) for i in range(len(samples))], returns=returns, signal=signal
+        advantages=[layout.spread(estimated_steps, i) for i in range(len(samples))],
+        returns=returns,
+        earned=earned,
+        signal=signal,
     )
 
 
