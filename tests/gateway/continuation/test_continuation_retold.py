@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fakes.talk import CALL, END, SYSTEM, TOOL, USER, Talk
-from outrider.gateway.continuation.retold import retellings
+from outrider.gateway.continuation.retold import is_read, retellings
 
 SEEN = {"role": "user", "content": "Observation:\n5"}
 
@@ -92,7 +92,82 @@ def test_what_is_forgotten_is_forgotten_in_each_form(gateway, engine, renderer):
         talk.ask([{**USER, "content": str(number)}], CALL + END, tools=[TOOL])
         (attempt,) = branches._attempts.values()
         assert len(attempt.branches) == 1
+        assert not attempt.written_on
         assert set(attempt.retold.values()) == set(attempt.branches.values())
+
+
+READ = 'Perhaps {"name": "add", "arguments": {"a": "[1]", "b": "é"}} would do. '
+NEW_ID = "0c9f4a52-7d0c-4a3e-9a53-2b9df3e7c5a1"
+
+
+def read(said=READ, call_id=NEW_ID, name="add", arguments="{'a': [1], 'b': 'é'}"):
+    """As smolagents goes on where the model made no call: it takes one from the text."""
+    told = f"[{{'id': '{call_id}', 'type': 'function', 'function': {{'name': '{name}', 'arguments': {arguments}}}}}]"
+    return {"role": "assistant", "content": f"{said.strip()}\nCalling tools:\n{told}"}
+
+
+def test_words_that_are_forgotten_are_not_looked_at(gateway, engine, renderer):
+    branches = gateway._app._relay._continuation._branches
+    branches._max_tokens = 1
+    talk = Talk(gateway, engine, renderer)
+    for number in range(3):
+        talk.ask([{**USER, "content": str(number)}], READ + END)
+        (attempt,) = branches._attempts.values()
+        assert [one for listed in attempt.written_on.values() for one in listed] == list(attempt.branches.values())
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_call_that_was_read_from_words_says_what_they_say(start, folder, engine, renderer, again):
+    with start(mode="train", tokenizer=str(folder)) as gateway:
+        talk = Talk(gateway, engine, renderer)
+        assert "tool_calls" not in talk.ask([USER], READ + END, tools=[TOOL])
+        if not again:
+            second = talk.ask([USER, read(), SEEN], READ + END, tools=[TOOL])
+    with start(mode="train", tokenizer=str(folder)) as gateway:
+        talk.gateway = gateway
+        if again:
+            second = talk.ask([USER, read(), SEEN], READ + END, tools=[TOOL])
+        assert talk.continues(READ + END)
+        assert second["content"] == READ
+        talk.ask([USER, read(), SEEN, read(), SEEN], tools=[TOOL])
+        assert talk.continues(READ + END)
+        assert len(talk.samples().samples) == 1
+        assert "Calling tools" not in renderer.text.decode(talk.prompt())
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        read(call_id="call_1"),
+        read(name="sub"),
+        read(arguments="{'a': [1], 'b': 'e'}"),
+        read(arguments="{'a': '[1]', 'b': 'é'}"),
+        read(said=READ.replace("would", "should")),
+        {"role": "assistant", "content": read()["content"] + " "},
+        {**read(), "reasoning_content": "hm"},
+    ],
+)
+def test_another_call_is_not_what_the_words_say(talk, echo):
+    talk.ask([USER], READ + END, tools=[TOOL])
+    talk.ask([USER, echo, SEEN], tools=[TOOL])
+    assert talk.counted() == {"opened": 1, "broke: history rewritten": 1}
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "arguments", "same"),
+    [
+        ('{"name": "add"}', "add", "None", True),
+        ('{"name": "add", "arguments": "{\\"a\\": 1}"}', "add", "{'a': 1}", True),
+        ('{"name": "add", "arguments": "a\nb"}', "add", r"'a\nb'", True),
+        ('{"tool": "add"}', "add", "None", False),
+        ('{"name": "add"} and {"name": "sub"}', "add", "None", False),
+        ("{" + '"a": {' * 100_000 + "}", "add", "None", False),
+        ("} {", "add", "None", False),
+    ],
+)
+def test_words_are_read_as_smolagents_reads_them(said, name, arguments, same):
+    echo = read(said=said, name=name, arguments=arguments)
+    assert is_read({"role": "assistant", "content": said}, echo["content"]) is same
 
 
 @pytest.mark.parametrize(

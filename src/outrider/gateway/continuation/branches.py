@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from outrider.gateway.continuation.answer import Answer
 from outrider.gateway.continuation.meaning import Meaning, Talk, follow, meaning_of
-from outrider.gateway.continuation.retold import retellings
+from outrider.gateway.continuation.retold import is_read, may_be_read, retellings
 from outrider.types import Break, IntArray, Json
 
 _LOOKED_AT = 64  # branches that are compared with a request that continues none
@@ -32,6 +32,11 @@ class Branch:
     def tokens(self) -> int:
         return len(self.prompt_ids) + len(self.completion_ids)
 
+    @property
+    def open(self) -> bool:
+        """An agent may write it on."""
+        return bool(self.answer.stopped) or may_be_read(self.answer.message)
+
 
 @dataclass(slots=True, eq=False)
 class Attempt:
@@ -42,8 +47,8 @@ class Attempt:
     """The same by chains that end with the answer as an agent may retell it."""
     calls: set[str] = field(default_factory=set)
     """Ids of the calls that are in here, or can't be."""
-    stopped: dict[bytes, list[Branch]] = field(default_factory=dict)
-    """Those that a stop string ended, by the chain before their answer."""
+    written_on: dict[bytes, list[Branch]] = field(default_factory=dict)
+    """Those that an agent may have written on, by the chain before their answer."""
     read_to: int = 0
     """Sequence number up to which the store was read for it."""
 
@@ -56,19 +61,14 @@ class Attempt:
         return None
 
     def find_written_on(self, talk: Talk, messages: Sequence[Json], after: int) -> tuple[int, Branch, str] | None:
-        """As `find`, beyond `after` messages, for an answer that a stop string ended and the agent wrote on: also what
-        it wrote."""
+        """As `find`, beyond `after` messages, for an answer that the agent wrote on: also what it wrote, if that is to
+        stand in the prompt."""
         for at in range(len(messages) - 2, after - 1, -1):
-            message, meaning = messages[at], talk.meanings[at]
-            for branch in reversed(self.stopped.get(talk.chain[at], ())):
-                same = (meaning.role, meaning.calls, meaning.reasoning) == (
-                    "assistant",
-                    b"",
-                    branch.meanings[-1].reasoning,
-                )
-                stopped = branch.answer.stopped
-                if same and message["content"].startswith(stopped):
-                    return at + 1, branch, message["content"][len(stopped) :]
+            for branch in reversed(self.written_on.get(talk.chain[at], ())):
+                if talk.meanings[at].reasoning == branch.meanings[-1].reasoning:
+                    written = _written_on(branch, messages[at])
+                    if written is not None:
+                        return at + 1, branch, written
         return None
 
     def add(self, before: bytes, chain: bytes, branch: Branch) -> int:
@@ -77,8 +77,8 @@ class Attempt:
         self.branches[chain] = branch
         if old is not None:
             self._unlist(old)
-        if branch.answer.stopped:
-            self.stopped.setdefault(before, []).append(branch)
+        if branch.open:
+            self.written_on.setdefault(before, []).append(branch)
         self.retold |= dict.fromkeys(_retold(before, branch), branch)
         return branch.tokens - (old.tokens if old else 0)
 
@@ -89,10 +89,10 @@ class Attempt:
         return oldest.tokens
 
     def _unlist(self, branch: Branch) -> None:
-        if branch.answer.stopped:
-            self.stopped = {
+        if branch.open:
+            self.written_on = {
                 chain: left
-                for chain, all in self.stopped.items()
+                for chain, all in self.written_on.items()
                 if (left := [one for one in all if one is not branch])
             }
         if branch.meanings[-1].calls:
@@ -195,6 +195,16 @@ def _said_before(ours: Sequence[Meaning], theirs: Sequence[Meaning]) -> bool:
     return any((one.text, one.calls) in said for one in theirs if one.role == "assistant")
 
 
+def _written_on(branch: Branch, message: Json) -> str | None:
+    """What `message` has beyond the branch's answer; empty for what says nothing new, None where it is another."""
+    if message["role"] != "assistant" or message.get("tool_calls"):
+        return None
+    text, answer = message["content"], branch.answer
+    if answer.stopped and text.startswith(answer.stopped):
+        return str(text[len(answer.stopped) :])
+    return "" if may_be_read(answer.message) and is_read(answer.message, text) else None
+
+
 def _same_but_reasoning(branch: Branch, messages: Sequence[Json], at: int) -> bool:
     """The message there has all that the branch says there but its reasoning, perhaps retold or written on."""
     ours, message = branch.meanings[at], messages[at]
@@ -203,10 +213,9 @@ def _same_but_reasoning(branch: Branch, messages: Sequence[Json], at: int) -> bo
         return True
     if at < len(branch.meanings) - 1 or theirs.role != "assistant" or theirs.calls:
         return False
-    answer = branch.answer
     if ours.calls:
-        return message["content"] in retellings(answer.message)
-    return bool(answer.stopped) and message["content"].startswith(answer.stopped)
+        return message["content"] in retellings(branch.answer.message)
+    return _written_on(branch, message) is not None
 
 
 def _changed(ours: Meaning, theirs: Meaning) -> Break:

@@ -2,46 +2,76 @@
 
 A harness may keep no tool calls in its history, and write them out there instead. That is a call of ours where the text
 is, to the byte, what such a harness makes of the answer that it was told: so the text is made here too, and compared.
+smolagents is one. Where the model made no call it looks for one in its words, as JSON, and writes that out behind them.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from outrider.types import Json
 
+_NEW_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
 
 def retellings(message: Json) -> Sequence[str]:
     """All texts that `message`, a plain one with tool calls, may come back as."""
     try:
-        calls = [_smolagents_call(call) for call in message["tool_calls"]]
+        text = _told([_call(one["id"], one["function"]) for one in message["tool_calls"]])
     except RecursionError:
         return ()
-    text = f"Calling tools:\n{calls}"
     said = message["content"].strip()
     # Where there was no text: with an empty one before it, as smolagents keeps of a stream, or with none.
     return (f"{said}\n{text}",) if said else (f"\n{text}", text)
 
 
-def _smolagents_call(call: Json) -> Json:
-    function = call["function"]
+def may_be_read(message: Json) -> bool:
+    """`message`, a plain one, makes no call, and one might be read from its words."""
+    return not message.get("tool_calls") and "{" in message["content"]
+
+
+def is_read(message: Json, text: str) -> bool:
+    """`text` is that of `message`, of which `may_be_read` is true, and the call that is read from it."""
+    said = message["content"].strip()
+    if not text.startswith(said):
+        return False
+    found = _NEW_ID.search(text, len(said))
     try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
-        arguments = function["arguments"]
+        blob = json.loads(said[said.find("{") : said.rfind("}") + 1], strict=False)
+        if found is None or not isinstance(blob, dict) or "name" not in blob:
+            return False
+        return text == f"{said}\n{_told([_call(found[0], blob)])}"
+    except (ValueError, RecursionError):
+        return False
+
+
+def _told(calls: Sequence[Json]) -> str:
+    return f"Calling tools:\n{calls}"
+
+
+def _call(call_id: str, function: Json) -> Json:
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = _parsed(arguments)
     told = {"name": function["name"], "arguments": _unpacked(arguments)}
-    return {"id": call["id"], "type": "function", "function": told}
+    return {"id": call_id, "type": "function", "function": told}
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _unpacked(value: Any) -> Any:
     """Texts that are JSON become what they stand for."""
     if isinstance(value, str) and (value[:1], value[-1:]) in (("{", "}"), ("[", "]")):
-        try:
-            return _unpacked(json.loads(value))
-        except ValueError:
-            return value
+        parsed = _parsed(value)
+        return value if parsed is value else _unpacked(parsed)
     if isinstance(value, list):
         return [_unpacked(one) for one in value]
     if isinstance(value, dict):

@@ -223,15 +223,13 @@ class Continuation:
         return found
 
     def _extend(self, request: ChatRequest, found: _Found) -> list[int] | Break:
-        branch, history, reply = found.branch, request.messages[: found.length - 1], request.messages[found.length - 1]
-        if branch.meanings[-1].calls and "tool_calls" not in reply:
-            reply = branch.answer.message  # the agent retold it
+        branch, messages = found.branch, request.messages
         return self._renderer.extend(
             branch.prompt_ids.tolist(),
             branch.completion_ids.tolist(),
-            history,
-            reply,
-            request.messages[found.length :],
+            messages[: found.length - 1],
+            branch.answer.message,  # which the agent may have retold
+            messages[found.length :],
             request.tools,
             request.options,
             written=found.written,
