@@ -221,7 +221,7 @@ def test_a_running_baseline_outlives_the_process():
 
 
 def test_a_running_baseline_is_of_what_is_compared_with_it():
-    """With a KL off the reward that is the rest: a baseline without the KL would call every rollout worse than usual."""
+    """With a KL off the reward that is the rest: a baseline without it would call every rollout worse than usual."""
     one = learner(advantage="reinforce_running", kl_coef=0.5, kl_in="reward", kl="k1")
     one.batch(ROLLOUTS, SAMPLES)
     assert one.baseline.mean == pytest.approx(0.5 - 0.5 * 4 * 0.25)  # four tokens, each 0.25 nats off
