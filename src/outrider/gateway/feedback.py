@@ -70,6 +70,7 @@ class Feedback:
         try:
             # Python's parser takes NaN and Infinity, so that they can be named instead of "malformed".
             given = msgspec.convert(json.loads(body), _Given)
+            msgspec.json.encode(given)  # half a surrogate pair can't be written down again
         except (ValueError, RecursionError) as error:  # msgspec's errors and bad UTF-8 are ValueErrors too
             raise RequestError(f"The feedback is not valid: {plain(error)}.") from None
         for name, value in {
@@ -80,7 +81,7 @@ class Feedback:
                 raise RequestError(f"{name}: must be a finite number, not {value}.", code="not_finite", param=name)
         if not self._low <= given.value <= self._high:
             raise RequestError(
-                f"value: {given.value:g} lies outside {self._low:g} to {self._high:g}.",
+                f"value: {given.value!r} lies outside {self._low!r} to {self._high!r}.",
                 code="out_of_range",
                 param="value",
             )

@@ -18,7 +18,14 @@ from outrider.gateway.recall import Recall, new_call_id
 from outrider.gateway.record import CallRecord
 from outrider.gateway.recorded import RecordedCall, client_left, tell
 from outrider.gateway.redaction.redact import Redactor
-from outrider.gateway.sessions import TRAJECTORY_HEADER, TRAJECTORY_PREFIX, Access, is_attempt_key, token_of
+from outrider.gateway.sessions import (
+    CREDENTIAL_HEADERS,
+    TRAJECTORY_HEADER,
+    TRAJECTORY_PREFIX,
+    Access,
+    is_attempt_key,
+    token_of,
+)
 from outrider.gateway.telemetry.counters import Counters
 from outrider.gateway.telemetry.note import Note
 from outrider.gateway.upstreams.delivery import Delivery, Outgoing, Route
@@ -247,7 +254,7 @@ def _request_headers(exchange: Exchange, drop: frozenset[bytes]) -> Headers:
     return [
         (name, value)
         for name, value in end_to_end(exchange.headers, drop)
-        if not (name in (b"authorization", b"x-api-key") and is_attempt_key(value))
+        if not (name in CREDENTIAL_HEADERS and is_attempt_key(value))
     ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 
 from outrider.errors import ConfigError, RequestError
@@ -55,6 +56,19 @@ class Roles:
         if found not in roles:
             raise RequestError(f"A {found} key does not open this.", status=403, code="wrong_role")
         return found
+
+
+    def guard(self, keys: Sequence[str]) -> None:
+        """Raises `RequestError` where one of `keys`, which came with a model call, opens ``/admin``: it must not go
+        upstream."""
+        for key in keys if self._digests else ():
+            given = hashlib.sha256(key.encode("latin-1", "replace")).digest()
+            if any([hmac.compare_digest(given, digest) for digest, _ in self._digests]):
+                raise RequestError(
+                    "This key is for /admin. A model call takes an attempt key, or the provider's own.",
+                    status=401,
+                    code="invalid_api_key",
+                )
 
 
 def _digests(text: str, role: Role) -> list[bytes]:

@@ -73,7 +73,7 @@ class Gateway:
             high=options.reward_max,
             agent_final=options.agent_final,
         )
-        roles = check_options(options)
+        roles = self._roles = check_options(options)
         self._operations = Operations(
             options,
             store,
@@ -158,6 +158,7 @@ class Gateway:
         if routed and exchange.method != "POST":
             _refuse_method(exchange, target, keyed=key is not None or dialect.translated)
         access = await self._sessions.access(exchange, key)
+        self._roles.guard(access.credentials)
         if exchange.note is not None:
             exchange.note.mode, exchange.note.attempt_id = access.mode, access.attempt_id
         self._limits.take(access.owner)

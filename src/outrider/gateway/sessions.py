@@ -15,7 +15,8 @@ from outrider.protocols import Store
 from outrider.types import Json, Mode, Session
 
 TRAJECTORY_HEADER = b"x-outrider-trajectory"
-CREDENTIAL_HEADERS = frozenset({b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key", b"cookie"})
+KEY_HEADERS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")  # of several attempt keys, the first
+CREDENTIAL_HEADERS = frozenset({*KEY_HEADERS, b"cookie"})
 # Names of production trajectories come from agents. They get a space of their own, so that none can be an attempt's.
 TRAJECTORY_PREFIX = "trajectory:"
 _TRAJECTORY = re.compile(rb"[A-Za-z0-9._:/-]{1,200}")
@@ -124,10 +125,17 @@ def is_attempt_key(value: bytes) -> bool:
 
 
 def _attempt_key(exchange: Exchange) -> str | None:
-    for name in (b"authorization", b"x-api-key"):
+    for name in KEY_HEADERS:
         value = exchange.header(name)
         if value is not None and is_attempt_key(value):
             return token_of(value).decode("latin-1")
+    if PREFIX.encode() in exchange.query:
+        raise RequestError(
+            "An attempt key stands in the path, as /s/KEY/v1/..., or in the header Authorization; not in the query, "
+            "which would go upstream.",
+            status=401,
+            code="invalid_api_key",
+        )
     return None
 
 
@@ -141,6 +149,7 @@ def _credentials(exchange: Exchange) -> tuple[str, ...]:
 
 
 def token_of(value: bytes) -> bytes:
-    """The key in a header's value, with or without ``Bearer``."""
-    scheme, _, rest = value.strip().partition(b" ")
-    return rest.strip() if scheme.lower() == b"bearer" else value.strip()
+    """The key in a header's value, with or without ``Bearer``; an attempt key behind any scheme."""
+    scheme, _, rest = value.strip().replace(b"\t", b" ").partition(b" ")
+    rest = rest.strip()
+    return rest if scheme.lower() == b"bearer" or rest.startswith(PREFIX.encode()) else value.strip()
