@@ -144,7 +144,7 @@ def test_a_key_is_found_in_a_text_that_was_harmless_under_another_key():
 
 
 def test_texts_that_are_remembered_are_bounded(monkeypatch):
-    monkeypatch.setattr("outrider.gateway.redaction.redact.SEEN", 10)
+    monkeypatch.setattr("outrider.gateway.redaction.seen.SEEN", 10)
     redactor = Redactor()
     for number in range(100):
         redactor.call(conversation(f"message number {number} of a talk that goes on and on without an end in sight"))

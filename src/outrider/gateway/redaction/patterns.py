@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
+
+Find = Callable[[str], Iterator[tuple[int, int]]]
 
 # Module and class; their kind; and what a text must hold for a look to be worth it, where a look takes long. Left out
 # are those for Artifactory, Cloudant, Discord, IBM, Softlayer and public IP addresses: they take several times as long
@@ -31,6 +33,8 @@ _DETECTORS = (
     ("telegram_token", "TelegramBotTokenDetector", "telegram_token", ":AA"),
     ("twilio", "TwilioKeyDetector", "twilio_key", ""),
 )
+# In a scan these are looked for by their words alone: what they begin with is everywhere in lists of token ids.
+_BY_WORDS = frozenset({"telegram_token"})
 _PEM = r"[A-Z ]*PRIVATE KEY(?: BLOCK)?"
 
 
@@ -55,34 +59,46 @@ _OWN = (
     ("password_in_url", r"://(?P<secret>[^\s:/?#@\"'\\\x00]+:[^\s:/?#@\"'\\\x00]+)@"),
     ("private_key", rf"-----BEGIN {_PEM}-----[^-\x00]{{0,16384}}(?:-----END {_PEM}-----)?"),
 )
+_EMAIL = re.compile(r"[A-Za-z0-9_.+-]@(?:[A-Za-z0-9-]{1,63}\.)+[A-Za-z]{2,24}(?![A-Za-z0-9])")
 # What stands before the @ is looked at once there is one.
-_EMAIL = re.compile(r"@(?:[A-Za-z0-9-]{1,63}\.)+[A-Za-z]{2,24}(?![A-Za-z0-9])")
+_DOMAIN = re.compile(r"@(?:[A-Za-z0-9-]{1,63}\.)+[A-Za-z]{2,24}(?![A-Za-z0-9])")
 _LOCAL_PART = re.compile(r"(?:(?<=\\[nrtbf])|(?<![\\A-Za-z0-9_.+-]))[A-Za-z0-9_.+-]{1,64}\Z")
 
 
-class Patterns(NamedTuple):
-    """Those that the same words lead to."""
+class Pattern(NamedTuple):
+    kind: str
+    regex: re.Pattern[str]
+    """It is found in every text that `find` finds something in."""
+    find: Find
+    """Where what has to be taken out starts and ends: the expression's group ``secret`` where it has one."""
+    words: tuple[str, ...] = ()
+    """One of them is in such a text too; none where a look is cheap."""
+    by_words: bool = False
+    """They are a better sign of it than the expression."""
 
-    words: tuple[str, ...]
-    """One of them must be there; none where a look is cheap."""
-    kinds: list[tuple[str, re.Pattern[str]]]
-    """Kind and expression. What to take out is the expression's group ``secret`` where it has one."""
 
-
-def patterns(own: Sequence[str]) -> list[Patterns]:
+def patterns(own: Sequence[str]) -> list[Pattern]:
     """All of them; `own` are the user's."""
-    found: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
-    found[""] = [(kind, re.compile(pattern)) for kind, pattern in _OWN]
-    found[""] += [("pattern", re.compile(pattern)) for pattern in own]
+    found = [_pattern(kind, re.compile(pattern)) for kind, pattern in _OWN]
+    found += [_pattern("pattern", re.compile(pattern)) for pattern in own]
     for module, name, kind, words in _DETECTORS:
         detector = getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), name)
-        found.setdefault(words, []).extend((kind, pattern) for pattern in detector.denylist)
-    return [Patterns(tuple(filter(None, words.split("|"))), kinds) for words, kinds in found.items()]
+        found += [_pattern(kind, regex, tuple(filter(None, words.split("|")))) for regex in detector.denylist]
+    found.append(Pattern("email", _EMAIL, _email_addresses, ("@",)))
+    return found
 
 
-def email_addresses(text: str) -> Iterator[tuple[int, int]]:
-    """Where they start and end."""
-    for match in _EMAIL.finditer(text):
+def _pattern(kind: str, regex: re.Pattern[str], words: tuple[str, ...] = ()) -> Pattern:
+    group = "secret" if "secret" in regex.groupindex else 0
+
+    def find(text: str) -> Iterator[tuple[int, int]]:
+        return (match.span(group) for match in regex.finditer(text))
+
+    return Pattern(kind, regex, find, words, kind in _BY_WORDS)
+
+
+def _email_addresses(text: str) -> Iterator[tuple[int, int]]:
+    for match in _DOMAIN.finditer(text):
         name = _LOCAL_PART.search(text, max(0, match.start() - 66), match.start())
         if name is not None:
             yield name.start(), match.end()
