@@ -194,3 +194,31 @@ def test_estimators_are_blind_to_order_and_never_explode(name, rewards, data):
     if name in CENTRED:
         for group in set(groups):
             assert abs(sum(a for a, g in zip(advantages, groups, strict=True) if g == group)) < 1e-4
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_sums_that_are_equal_on_paper_are_equal(name):
+    """0.1 + 0.2 is not 0.3 in any precision; the last bit is no signal, and no deviation to divide by."""
+    for kind in (np.float32, np.float64):
+        odd = np.array([float(kind(0.1)) + float(kind(0.2)), kind(0.3), kind(0.3)], dtype=np.float64)
+        assert odd.min() != odd.max()
+        assert ESTIMATORS[name](odd, ["g"] * 3).tolist() == [0.0] * 3
+    near = f32(1000, 1000.01, 1000)
+    assert name == "pass_at_k" or ESTIMATORS[name](near, ["g"] * 3).any()  # a small difference is a difference
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_a_threshold_that_float32_can_not_hold_is_met_by_itself(kind):
+    rewards = np.array([0.7, 0.6, 0.6, 0.1], dtype=kind)
+    assert pass_at_k(rewards, ["g"] * 4, Context(k=1, success=0.7)).tolist()[0] > 0
+
+
+def test_credit_is_reckoned_in_float64():
+    """The rewards of a group may be large and their differences small."""
+    rewards = np.array([1e6 + 1, 1e6, 1e6 + 2])
+    assert dr_grpo(rewards, ["g"] * 3).tolist() == [0.0, -1.0, 1.0]
+    assert grpo(rewards, ["g"] * 3).tolist() == pytest.approx([0.0, -1.0, 1.0], rel=2e-6)
+    lengths = np.array([1.0, 2.0, 3.0])
+    got = reinforce_pp(rewards, ["g"] * 3, Context(lengths=lengths))
+    assert (lengths * got).sum() == pytest.approx(0, abs=1e-8)
+    assert (lengths * got**2).sum() / 5 == pytest.approx(1, rel=1e-7)
