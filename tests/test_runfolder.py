@@ -87,6 +87,18 @@ def test_a_run_goes_on_with_its_own_configuration_only(folder):
     assert json.loads((folder.root / "config.json").read_text())["train"]["lr"] == 2e-5
 
 
+def test_the_password_of_a_store_is_not_written_and_need_not_be_the_same(folder):
+    folder.adopt(parse(TREE | {"store": {"url": "postgresql://outrider:s3cret@db/runs"}}))
+    folder.append({"kind": "eval", "step": 0})
+    text = (folder.root / "config.json").read_text()
+    assert "s3cret" not in text
+    assert json.loads(text)["store"]["url"] == "postgresql://outrider@db/runs"
+    as_once = text.replace("outrider@db", "outrider:s3cret@db")
+    (folder.root / "config.json").write_text(as_once)
+    folder.adopt(parse(TREE | {"store": {"url": "postgresql://outrider:changed@db/runs"}}))
+    assert json.loads((folder.root / "config.json").read_text())["store"]["url"] == "postgresql://outrider@db/runs"
+
+
 def test_what_failed_before_anything_was_done_may_be_mended(folder):
     folder.adopt(parse(TREE, ["train.lr=1.0"]))
     folder.adopt(parse(TREE, ["train.lr=2.0"]))

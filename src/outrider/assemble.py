@@ -22,6 +22,7 @@ from outrider.engines.embedded.weights import resolve_model
 from outrider.errors import ConfigError
 from outrider.executors.local import LocalExecutor
 from outrider.gateway.client import GatewayClient
+from outrider.keys import split_password
 from outrider.memory import MemoryWatch
 from outrider.protocols import Backend, Engine, Observer, RewardFunction, Store
 from outrider.reconcile import Reconciler
@@ -228,7 +229,11 @@ class Services:
     def gateway(self) -> Service:
         config = self._config
         argv = [*OUTRIDER, "gateway", "--host", config.gateway.host, "--port", str(self._gateway_port)]
-        argv += ["--upstream", self._engine_url, "--store", store_url(config, self._folder)]
+        url, env = store_url(config, self._folder), {"OUTRIDER_ADMIN_KEY": self._admin_key}
+        if url.startswith("postgres"):  # everybody on a machine may read the arguments of a process
+            url, password = split_password(url)
+            env |= {"PGPASSWORD": password} if password else {}
+        argv += ["--upstream", self._engine_url, "--store", url]
         argv += ["--store-synchronous", config.store.synchronous, "--mode", "train"]
         argv += ["--model", config.model.name]  # whatever name the harness asks for, the policy answers
         argv += ["--tokens", config.gateway.tokens, "--tokenizer", str(self._model)]
@@ -238,7 +243,7 @@ class Services:
         return Service(
             name=Failure.GATEWAY,
             argv=lambda: argv,
-            env={"OUTRIDER_ADMIN_KEY": self._admin_key},
+            env=env,
             log=self._folder.logs / "gateway.log",
             wait_ready=self.gateway_client.wait_ready,
             start_timeout_s=config.gateway.start_timeout_s,

@@ -19,6 +19,7 @@ import msgspec
 
 from outrider.config import RunConfig
 from outrider.errors import ConfigError
+from outrider.keys import split_password
 from outrider.types import Json
 
 FREE_KEYS = ("out", "train.steps", "train.keep_checkpoints", "eval", "executor", "engine", "gateway", "store")
@@ -75,9 +76,14 @@ class RunFolder:
             self._lock.close()
 
     def adopt(self, config: RunConfig) -> None:
-        """Write the configuration, or check that the run which lies here has the same. Raises `ConfigError`."""
+        """Write the configuration, or check that the run which lies here has the same. Raises `ConfigError`.
+
+        The password of a store is not written: many may read a run folder, and each start brings it along anew.
+        """
         file = self.root / "config.json"
-        text = json.dumps(msgspec.to_builtins(config), indent=2, ensure_ascii=False)
+        tree = msgspec.to_builtins(config)
+        tree["store"]["url"], _ = split_password(config.store.url)
+        text = json.dumps(tree, indent=2, ensure_ascii=False)
         old = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
         if old is not None and self._has_begun(old):
             differing = sorted(_differing(old, json.loads(text), ""))

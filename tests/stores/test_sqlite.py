@@ -204,9 +204,17 @@ def test_a_file_that_is_no_store_is_told(path):
         SqliteStore(path)
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(StoreError, match=r"nowhere/s\.sqlite3: cannot be opened"):
+def test_a_folder_that_is_not_there_is_told(tmp_path, monkeypatch):
+    with pytest.raises(StoreError) as absolute:
         SqliteStore(tmp_path / "nowhere" / "s.sqlite3")
+    folder = f"{tmp_path}/nowhere"
+    why = f"there is no folder {folder}; make it with mkdir -p, or name another path"
+    assert str(absolute.value) == f"{folder}/s.sqlite3: cannot be opened: {why}."
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match=rf"there is no folder {tmp_path}/srv; .*absolute path has four slashes"):
+        SqliteStore("srv/s.sqlite3")
+    with pytest.raises(StoreError, match="it is a folder; name a file in it"):
+        SqliteStore(tmp_path)
 
 
 def test_the_store_is_in_wal_mode_with_the_synchronous_asked_for(path):

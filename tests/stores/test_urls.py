@@ -1,5 +1,6 @@
 import sys
 
+import psycopg
 import pytest
 
 from fakes.records import make_call
@@ -49,6 +50,15 @@ def test_a_password_is_in_no_message():
     with pytest.raises(StoreError) as error:
         open_store("postgresql://u:secret@127.0.0.1:1/x")
     assert "secret" not in str(error.value)
+
+
+def test_a_password_that_is_missing_is_told_and_where_to_put_it(monkeypatch):
+    def refuse(*_, **__):
+        raise psycopg.OperationalError("connection failed: fe_sendauth: no password supplied")
+
+    monkeypatch.setattr(psycopg, "connect", refuse)
+    with pytest.raises(StoreError, match=r"no password supplied\. The URL names none .*set PGPASSWORD"):
+        open_store("postgresql://u@host/x")
 
 
 def test_a_missing_extra_is_named(monkeypatch):

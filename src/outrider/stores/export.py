@@ -9,8 +9,8 @@ text where they are UTF-8; else base64, and the field ``request_base64`` or ``re
     response_base64
 
 `counted` is false where a later attempt took this one's place; `reward` is the newest of the attempt's rewards named
-``final``; `choices` holds index, token_ids, logprobs, finish_reason and versions of each sampled answer, the versions as
-runs of `version` and `tokens`, empty where the call's two are all that is to be said; `retries` holds replica,
+``final``; `choices` holds index, token_ids, logprobs, finish_reason and versions of each sampled answer (the versions
+as runs of `version` and `tokens`, empty where the call's two are all that is to be said); `retries` holds replica,
 status, error, duration_s and wait_s of each sending before the last. What is not known is null: the rollout's fields
 for production traffic, `counted` too. JSON has no NaN: such a log-prob is null there.
 """

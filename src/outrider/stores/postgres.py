@@ -41,6 +41,7 @@ CONNECTION = {
 # A process that is frozen within a transaction holds the store's lock for so long, and others wait for it no longer
 # than `lock_timeout`.
 WRITER_OPTIONS = "-c idle_in_transaction_session_timeout=10s -c lock_timeout=30s"
+_NO_PASSWORD = ". The URL names none (a run folder does not keep it): set PGPASSWORD, or write it into ~/.pgpass."
 FORGET_WRITERS = "DELETE FROM writers WHERE seen_at < now() - interval '7 days'"
 
 
@@ -169,7 +170,8 @@ class PostgresStore(RowStore):
         try:
             connection: Connection = psycopg.connect(conninfo, autocommit=True, prepare_threshold=0)
         except psycopg.Error as error:
-            raise StoreError(f"{self.label}: cannot connect: {str(error).strip()}") from error
+            missing = _NO_PASSWORD if "no password supplied" in str(error) else ""
+            raise StoreError(f"{self.label}: cannot connect: {str(error).strip()}{missing}") from error
         connection.adapters.register_dumper(int, Int8Dumper)  # one type for all ints, so one prepared statement
         return connection
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections import deque
@@ -126,7 +127,20 @@ class SqliteStore(RowStore):
                 self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=64
             )
         except sqlite3.Error as error:
-            raise StoreError(f"{self._label}: cannot be opened: {error}.") from error
+            raise StoreError(f"{self._label}: cannot be opened: {_why(self.path) or error}.") from error
+
+
+def _why(path: Path) -> str:
+    """What SQLite does not say; empty where there is nothing to be seen."""
+    folder = path.absolute().parent
+    if path.is_dir():
+        return "it is a folder; name a file in it, such as store.sqlite3"
+    if not folder.is_dir():
+        hint = "" if path.is_absolute() else " (an absolute path has four slashes: sqlite:////srv/store.sqlite3)"
+        return f"there is no folder {folder}; make it with mkdir -p, or name another path{hint}"
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        return f"this user may not write {path.absolute() if path.exists() else f'in {folder}'}"
+    return ""
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
