@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -73,30 +73,38 @@ def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
         known.popitem(last=False)
 
 
-def _turns(fields: Mapping[str, msgspec.Raw]) -> Iterator[tuple[bool, bytes]]:
+def _turns(fields: Mapping[str, msgspec.Raw]) -> list[tuple[bool, bytes]]:
     """Each turn of the conversation: whether the model said it, and what it means."""
+    turns: list[tuple[bool, bytes]] = []
     previous = fields.get("previous_response_id")
     if previous is not None:
-        yield False, bytes(previous)
+        turns.append((False, bytes(previous)))
     # Anthropic's system prompt is left out: its head may change with each request.
     for name in ("instructions", "messages", "input", "prompt"):
         if name not in fields:
             continue
         try:
-            yield from list(_turns_of(name, msgspec.json.decode(fields[name])))
+            turns += _turns_of(name, msgspec.json.decode(fields[name]))
         except (msgspec.MsgspecError, RecursionError):  # numbers out of range, or nested too deeply to look into
-            yield False, bytes(fields[name])
+            turns.append((False, bytes(fields[name])))
+    return turns
 
 
-def _turns_of(name: str, value: Any) -> Iterator[tuple[bool, bytes]]:
+def _turns_of(name: str, value: Any) -> list[tuple[bool, bytes]]:
+    turns = []
     for item in value if isinstance(value, list) else [value]:
         if name == "input" and isinstance(item, str):
             item = {"role": "user", "content": item}
         if not isinstance(item, dict):
-            yield False, _encode(item)
+            turns.append((False, _encode(item)))
+            continue
+        role, content = item.get("role"), item.get("content")
+        if len(item) == 2 and role and content and isinstance(content, str):  # most are as plain as that
+            turns.append((role == "assistant", _encode((role, (content,)))))
         elif _type(item) not in _IGNORED:
-            said = item.get("role") == "assistant" or _type(item) in _SAID
-            yield said, _encode([item.get("role") or item.get("type"), _meaning(item)])
+            said = role == "assistant" or _type(item) in _SAID
+            turns.append((said, _encode((role or item.get("type"), _meaning(item)))))
+    return turns
 
 
 def _type(item: Json) -> str:
