@@ -194,8 +194,8 @@ class Trainer:
         for attempt in range(1, PUBLISH_TRIES + 1):
             self.parts.services_up()
             try:
-                # Calls in flight go on under the new weights where rollouts run beside the trainer, and are marked as
-                # mixed by their two versions; else they end first.
+                # Calls in flight go on under the new weights where rollouts run beside the trainer, and each of their
+                # tokens keeps its version; else they end first.
                 beside = self.config.train.schedule == "disaggregated"
                 self.parts.gateway.pause(timeout_s=0.0 if beside else DRAIN_S)
                 self.parts.engine.load_weights(weights, version)

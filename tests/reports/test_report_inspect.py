@@ -148,6 +148,23 @@ def test_calls_without_ids_and_broken_ones_are_shown_with_their_reason(store):
     assert "no log-probs" in seen(store, "step-0004-000-0")
 
 
+def test_R12_a_call_says_which_of_its_tokens_are_of_which_version(store):
+    choice = store.all_calls["step-0004-000-0.a1"][0].choices[0]
+    size = len(choice.token_ids)
+    mixed = dataclasses.replace(choice, versions=((2, 1), (3, size - 1)))
+    change_calls(store, "step-0004-000-0", choices=(mixed,), version_start=2, version_end=3)
+    text = seen(store, "step-0004-000-0", tokenizer=WORDS, all_tokens=True)
+    assert "policy version 2 to 3, swapped within the call" in text
+    assert f"finish reason stop; 1 of version 2, {size - 1} of version 3" in text
+    rows = [line.split() for line in text.splitlines()]
+    header = next(row for row in rows if row[:3] == ["t", "id", "log-prob"])
+    found = [row[header.index("version")] for row in rows if len(row) > 4 and row[0].isdigit() and row[1].isdigit()]
+    assert found[:size] == ["2", *["3"] * (size - 1)]
+    assert "version" not in seen(store, "step-0003-000-0", tokenizer=WORDS, all_tokens=True).replace(
+        "policy version", ""
+    )
+
+
 def test_a_rollout_that_never_ran(store):
     one = store.all_rollouts["step-0005-000-0"]
     store.all_rollouts[one.id] = dataclasses.replace(one, state=RolloutState.QUEUED, attempt=0, reward=None)

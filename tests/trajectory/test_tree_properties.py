@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fakes.calls import call, cut
 from outrider.trajectory import build
-from outrider.types import Call, Fidelity
+from outrider.types import Call, Choice, Fidelity
 
 
 @st.composite
@@ -146,6 +146,44 @@ def test_a_cut_accounts_for_every_token(calls, broken, unwanted, budget, too_lon
     else:
         assert set(trained) in (set(), set(sampled))
         assert bool(trained) == (whole == set(sampled) and bool(sampled))
+
+
+def versions_in(item: Call, answer: Choice) -> list[int]:
+    """Of each token, by hand."""
+    return [version for version, count in answer.versions for _ in range(count)] or [
+        min(item.version_start, item.version_end)
+    ] * len(answer.token_ids)
+
+
+@given(
+    calls=attempts(),
+    published=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=18, max_size=18),
+    budget=st.integers(1, 12),
+)
+def test_R12_every_trained_token_has_the_version_that_sampled_it(calls, published, budget):
+    """Each choice may be cut in two by a publish, in the middle of what it says or outside of it."""
+    at = iter(published)
+    marked = []
+    for item in calls:
+        choices = []
+        for answer in item.choices:
+            version, first = next(at)
+            first = min(first, len(answer.token_ids))
+            runs = ((version, first), (version + 1, len(answer.token_ids) - first))
+            runs = tuple(run for run in runs if run[1])
+            choices.append(replace(answer, versions=runs if first else ()))
+        marked.append(replace(item, choices=tuple(choices), version_start=3, version_end=5))
+    by_id = {
+        (item.id, tuple(item.prompt_ids.tolist() + answer.token_ids.tolist()[: offset + 1]), float(value), version)
+        for item in marked
+        for answer in item.choices
+        for offset, (value, version) in enumerate(zip(answer.logprobs, versions_in(item, answer), strict=True))
+    }
+    for row in cut(build(marked), max_tokens=budget, too_long="cut").samples:
+        assert (row.versions[~row.loss_mask] == -1).all()
+        for place in np.flatnonzero(row.loss_mask).tolist():
+            context, item = tuple(row.token_ids[: place + 1].tolist()), marked[int(row.call_index[place])]
+            assert (item.id, context, float(row.logprobs[place]), int(row.versions[place])) in by_id
 
 
 @pytest.mark.parametrize("seed", range(5))

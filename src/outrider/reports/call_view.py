@@ -172,7 +172,8 @@ def _logprobs(choice: Choice, tokenizer: Tokenizer | None) -> Text:
 
 def _every_token(choice: Choice, tokenizer: Tokenizer | None) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("t", "id", "log-prob", "p", "text"):
+    versions = [str(version) for version, count in choice.versions for _ in range(count)]
+    for title in ("t", "id", "log-prob", "p", *(["version"] if versions else []), "text"):
         table.add_column(title, justify="left" if title == "text" else "right", no_wrap=True)
     ids = choice.token_ids.tolist()
     texts = pieces(ids, tokenizer) or [""] * len(ids)
@@ -180,5 +181,6 @@ def _every_token(choice: Choice, tokenizer: Tokenizer | None) -> Table:
         logprob = float(choice.logprobs[position]) if position < len(choice.logprobs) else float("nan")
         style = STRENGTH_STYLES[strength(logprob)]
         shown = Text(repr(clean(piece)), style) if tokenizer else Text()
-        table.add_row(str(position), str(token), f"{logprob:.4f}", number(float(np.exp(logprob))), shown)
+        figures = [str(position), str(token), f"{logprob:.4f}", number(float(np.exp(logprob)))]
+        table.add_row(*figures, *versions[position : position + 1], shown)
     return table
