@@ -104,6 +104,10 @@ def never_taken_apart(monkeypatch):
             b'{"a":1,"token_ids":[3],"policy_versions":[[4,1]]}]}',
             b'{"choices":[{"x":[1]}, {"a":1}]}',
         ),
+        (
+            b'{"choices":[{"token_ids":[1],"policy_versions":[],"message":{"policy_versions":[]}}]}',
+            b'{"choices":[{"message":{"policy_versions":[]}}]}',
+        ),
     ],
 )
 @pytest.mark.usefixtures("never_taken_apart")
@@ -122,7 +126,7 @@ def test_the_usual_shapes_are_cut_and_every_other_byte_stays(body, expected):
         b'{"choices":[{"token_ids":null}]}',
         b'{"choices":[{"token\\u005fids":[1]}]}',
         b'{"choices":[{"policy_versions":[[1,1]],"token_ids":[1]}]}',
-        b'{"choices":[{"token_ids":[1],"policy_versions":[[1,1]],"message":{"policy_versions":[]}}]}',
+        b'{"prompt_token_ids":[1],"policy_versions":[],"choices":[{"policy_versions":[[1,1]],"token_ids":[1]}]}',
         b'{"choices":[{"logprobs":{"logprobs":{}}}]}',
         b'{"choices":[{"a":1,' + b" " * 100 + b'"token_ids":[1]}]}',
     ],

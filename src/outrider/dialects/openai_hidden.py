@@ -21,7 +21,6 @@ Fields = dict[str, msgspec.Raw]
 NULL = msgspec.Raw(b"null")
 _IDS = b'token_ids"'  # the end of both names
 _ID_MEMBER = re.compile(rb'"(?:prompt_)?token_ids"[ \t\r\n]*:[ \t\r\n]*\[')
-_VERSIONS = b'"policy_versions"'
 # Where Outrider's engine puts them: right behind `token_ids`. Their last bracket is the last before the next name.
 _VERSIONS_MEMBER = re.compile(rb'[ \t\r\n]*,[ \t\r\n]*"policy_versions"[ \t\r\n]*:[ \t\r\n]*\[[][0-9, \t\r\n-]*\]')
 _PROMPT = b'"prompt_'
@@ -100,10 +99,8 @@ def _joined(spans: Spans, more: Spans | None) -> Spans | None:
 
 
 def _id_spans(data: bytes, id_lists: int, versions: int) -> Spans | None:
-    """The lists of ids, each with its name and a comma, the one before it where there is one; with a list of versions
-    where one follows it."""
-    if versions and data.count(_VERSIONS) != versions:
-        return None
+    """The lists of ids, each with its name and a comma, the one before it where there is one; those of choices with
+    their versions."""
     spans: Spans = []
     last = versions_found = 0
     at = data.find(_IDS)
@@ -113,7 +110,7 @@ def _id_spans(data: bytes, id_lists: int, versions: int) -> Spans | None:
         if member is None or data[start - 1 : start] == b"\\":
             return None
         end = data.find(b"]", member.end()) + 1  # it was read as a list of numbers: no bracket is within it
-        if versions and (behind := _VERSIONS_MEMBER.match(data, end)):
+        if versions and start == at - 1 and (behind := _VERSIONS_MEMBER.match(data, end)):
             end = behind.end()
             versions_found += 1
         look = max(last, start - _LOOK_BACK)
