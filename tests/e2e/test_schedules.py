@@ -7,7 +7,7 @@ import pytest
 
 from fakes.tiny_run import AGENT, finish, start
 from outrider.stores import open_store
-from outrider.types import RolloutState
+from outrider.types import CallState, RolloutState
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +34,10 @@ def test_a_run_that_carries_over_is_whole(project, schedule):
     store = open_store(f"sqlite:///{project / 'run' / 'store.sqlite3'}")
     rollouts = store.rollouts(split="train")
     trained = Counter(r.state for r in rollouts)[RolloutState.SUCCEEDED]
+    calls = store.calls_after(0, limit=10_000)
+    assert not [call.fidelity_reason for call in calls if call.fidelity_reason.startswith("versions")]
+    swapped = [call for call in calls if call.state is CallState.COMPLETE and call.version_start != call.version_end]
+    assert all(choice.versions for call in swapped for choice in call.choices), "the engine knows each token's"
     store.close()
     assert trained >= STEPS * GROUPS * SIZE
     dropped = sum(n for record in steps for why, n in record["excluded"].items() if why.startswith("group: over"))
