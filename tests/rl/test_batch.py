@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import BatchError, ConfigError
+from outrider.rl.advantages import Context
 from outrider.rl.batch import NO_REWARD, NO_SIGNAL, NOTHING_TRAINABLE, Batch, make_batch
 from outrider.rl.credit import Evidence
 from outrider.rl.normalisation import CONSTANT_TOKENS
@@ -86,6 +87,22 @@ def test_a_group_without_signal_changes_nothing_for_the_others():
     for one, other in zip(alone.rows, beside.rows, strict=True):
         np.testing.assert_array_equal(one.weights, other.weights)
         np.testing.assert_array_equal(one.advantages, other.advantages)
+
+
+@pytest.mark.parametrize("estimator", ["reinforce", "reinforce_running", "reinforce_pp"])
+def test_a_reward_of_0_is_no_lack_of_signal_where_groups_are_not_compared(estimator):
+    """Plain REINFORCE is a mean over all rollouts. Left out, those of reward 0 would leave longer steps to the others,
+    the longer the fewer succeed."""
+    samples = [row("r1", "g", 2), row("r2", "g", 2), row("r3", "h", 2), row("r4", "h", 2)]
+    rewards = {"r1": 1.0, "r2": 0.0, "r3": 0.0, "r4": 0.0}
+    made = batch(samples, rewards, estimator=estimator, context=Context(running=0.0))
+    assert len(made.rows) == made.rollouts_trained == 4
+    assert not made.excluded
+    assert [weight_of(made, name) for name in rewards] == pytest.approx([0.25] * 4)
+    assert made.groups_trained == (2 if estimator == "reinforce_pp" else 1)
+    nothing = batch(samples, dict.fromkeys(rewards, 0.0), estimator=estimator, context=Context(running=0.0))
+    assert nothing.rows == ()  # R10: no update at all
+    assert nothing.excluded == Counter({NO_SIGNAL: 4})
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 Credit is given to rollouts (DESIGN.md, invariant 5): the estimator sees each rollout once, and its advantage goes to
 every trained token of all its rows; where it gives credit step by step (`advantages.UNITS`), a step's advantage goes to
 the tokens of that call, or to that token. A rollout without a finite reward, or without a trained token, leaves before
-the baseline is taken, so that it moves no sibling. Groups whose advantages are all exactly 0 teach nothing; their rows
-are not computed at all.
+the baseline is taken, so that it moves no sibling.
 
-Normalisation counts the rollouts that are left after that. So a group without signal changes no gradient, a step is as
-long when half of the tasks are solved as it was at the start, and filtering such groups while sampling (DAPO's dynamic
-sampling) or here comes to the same.
+Where an estimator compares within groups (`config.GROUP_BASELINES`, and those of others), a group whose advantages are
+all exactly 0 teaches nothing; its rows are not computed at all. Normalisation counts the rollouts that are left. So a
+group without signal changes no gradient, a step is as long when half of the tasks are solved as it was at the start,
+and filtering such groups while sampling (DAPO's dynamic sampling) or here comes to the same. To the other estimators an
+advantage of 0 is one like any other: a mean that left such rollouts out would take longer steps the more of them fail.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from types import MappingProxyType
 
 import numpy as np
 
+from outrider.config import GROUP_BASELINES
 from outrider.errors import BatchError
-from outrider.rl.advantages import Context, find_estimator
+from outrider.rl.advantages import ESTIMATORS, Context, find_estimator
 from outrider.rl.advantages.context import NOTHING_MORE
 from outrider.rl.credit import NO_EVIDENCE, Evidence, evidence_on, give_credit
 from outrider.rl.find import find
@@ -44,6 +46,7 @@ class Batch:
     groups_trained: int
     """Of these, groups whose advantages are not all 0."""
     rollouts_trained: int
+    """Rollouts that have rows."""
     tokens: int
     """Trained tokens."""
     advantages: Mapping[str, float]
@@ -85,7 +88,8 @@ def make_batch(
     credit = give_credit(estimator, counted, values, [groups[n] for n in counted], scored, context, evidence)
 
     with_signal = {groups[name] for name in credit.signal}
-    trained = {name for name in counted if groups[name] in with_signal}
+    compares = estimator in GROUP_BASELINES or estimator not in ESTIMATORS
+    trained = {name for name in counted if groups[name] in with_signal or (with_signal and not compares)}
     excluded[NO_SIGNAL] += len(counted) - len(trained)
     kept = [i for i, sample in enumerate(scored) if sample.rollout_id in trained]
     weights = weigh(
