@@ -93,14 +93,22 @@ def clock(monkeypatch):
 
 def test_R09_to_wait_for_a_thread_that_scores_is_not_the_rewards_fault(make, clock):
     """All end at once, each is scored within its time, all of them one after the other are not."""
-    together = threading.Barrier(REWARDS_AT_ONCE, action=lambda: clock.leap(2000))
+    together, all_ended = threading.Barrier(REWARDS_AT_ONCE, action=lambda: clock.leap(2000)), threading.Event()
 
     def reward(episode):
+        assert all_ended.wait(60)
         together.wait(60)
         return 1.0
 
     reconciler = make(reward=reward, reward_timeout_s=3600.0, concurrency=24)
-    got = reconciler.run(rollouts(6 * REWARDS_AT_ONCE))
+    reconciler.submit(rollouts(6 * REWARDS_AT_ONCE))
+    while reconciler.executor.live or not reconciler.executor.launches:
+        reconciler.tick(0.01)
+    all_ended.set()
+    while not reconciler.idle:
+        reconciler.tick(0.01)
+    got = reconciler.take()
+    assert len(got) == 6 * REWARDS_AT_ONCE
     assert {(r.failure, r.reward, r.attempt) for r in got} == {(Failure.NONE, 1.0, 1)}
 
 
