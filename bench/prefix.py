@@ -1,111 +1,121 @@
 """Prefix-shared training against row-by-row and linear-merge training, on a branching workload.
 
     python bench/prefix.py --json out.json
-    python bench/prefix.py --growth            # how it grows with turns and group size; about half an hour
+    python bench/prefix.py --growth --rounds 1   # how it grows with turns and group size; about ten minutes
 
 The workload is recorded calls in the shape of a coding agent, made from a seed: a group of 8 rollouts of one task, 6
 turns each. A system prompt with tools (300 to 600 tokens) and the task (60 to 120) are common to the group; each turn
 samples 30 to 100 tokens and reads an observation of 100 to 300. After a third of the turns a sub-agent with a system
 prompt of its own (150 to 300) works for three turns and reports back; after half of them the harness compacts: it asks
-for a summary (80 to 120 tokens) and goes on from system prompt, task and summary. Token ids are random.
+for a summary (80 to 120 tokens) and goes on from system prompt, task and summary. Token ids are random, but for the
+first of each prompt: it is the one that the model's chat template begins with. All other tokens attend to it, and a
+random one there is passed on with its rounding enlarged.
 
     per call      one row a call: its whole prompt as context, its answer trained
     linear merge  `trajectory.build(calls).samples(...)`, each row computed alone
     shared        the same rows, prefixes computed once
 
-All three train each sampled token once with the same weight, so loss and gradient are the same. In bfloat16 gradients
-carry rounding noise, the more the more advantages cancel. Most of it is in the lowest layers: the first token of a
-prompt, to which all others attend, passes rounding on enlarged. `--precision float32 --turns 2 --group-size 2` shows
-that the three are equal. They take turns in each round, in another order each time, so that a busy machine slows them
-alike. A step is forward, backward and the optimiser. Trained tokens, which need a projection to the vocabulary, are as
-many in all three, and the tokens that sharing saves lie at the shallow end, where attention costs least; so time can't
-fall quite as far as tokens. Two rounds take about eight minutes on two quiet cores.
+All three train each sampled token once with the same weight, so loss and gradient are the same, but for rounding in
+bfloat16; `--precision float32 --turns 2 --group-size 2` shows that they are equal. They take turns in each round, in
+another order each time, so that a busy machine slows them alike. A step is forward, backward and the optimiser.
+Trained tokens, which need a projection to the vocabulary, are as many in all three, and the tokens that sharing saves
+lie at the shallow end, where attention costs least (`pairs` of a query and a key). So time can't fall quite as far as
+tokens.
+Two rounds take about seven minutes on two quiet cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoTokenizer
 
 from outrider import trajectory
 from outrider.backends.packing import pack
 from outrider.backends.torch import TorchBackend
 from outrider.engines.embedded.weights import resolve_model
 from outrider.protocols import LossSpec
-from outrider.types import Call, CallState, Choice, Fidelity, IntArray, Row, Sample, Usage
+from outrider.types import Call, IntArray, Row, Sample
 
+TESTS = Path(__file__).parents[1] / "tests"
 VOCABULARY = 40_000
 SUB_AGENT_TURNS = 3
 WAYS = ("per call", "linear merge", "shared")
+GROWTH = ((2, 4), (4, 4), (6, 4), (10, 4), (6, 2), (6, 8))
+"""Turns and group sizes whose times are measured."""
 
 
 class Agent:
     """Fabricates the calls of one rollout; `rng` decides every length and id that is not common to the group."""
 
-    def __init__(self, attempt_id: str, system: IntArray, sub_system: IntArray, rng: np.random.Generator) -> None:
-        self.attempt_id, self.system, self.sub_system, self.rng = attempt_id, system, sub_system, rng
+    def __init__(self, attempt_id: str, common: Common, rng: np.random.Generator) -> None:
+        self.attempt_id, self.common, self.rng = attempt_id, common, rng
         self.calls: list[Call] = []
 
     def run(self, turns: int) -> list[Call]:
-        history = self.system
+        history = self.common.system
         for turn in range(1, turns + 1):
             history = self._call(history, (30, 100))
             if turn == max(1, turns // 3):
                 self._sub_agent()
-            history = np.concatenate([history, self._text(100, 300)])
+            history = np.concatenate([history, text(self.rng, 100, 300)])
             if turn == turns // 2:
                 history = self._compact(history)
         return self.calls
 
     def _sub_agent(self) -> None:
-        history = np.concatenate([self.sub_system, self._text(40, 80)])
+        history = np.concatenate([self.common.sub_system, text(self.rng, 40, 80)])
         for _ in range(SUB_AGENT_TURNS):
-            history = np.concatenate([self._call(history, (30, 100)), self._text(100, 300)])
+            history = np.concatenate([self._call(history, (30, 100)), text(self.rng, 100, 300)])
 
     def _compact(self, history: IntArray) -> IntArray:
-        prompt = np.concatenate([history, self._text(40, 60)])
+        prompt = np.concatenate([history, text(self.rng, 40, 60)])
         summary = self._call(prompt, (80, 120))[len(prompt) :]
-        return np.concatenate([self.system, summary, self._text(20, 40)])
+        return np.concatenate([self.common.system, summary, text(self.rng, 20, 40)])
 
     def _call(self, prompt: IntArray, answer: tuple[int, int]) -> IntArray:
         """Record a call; returns its prompt and answer."""
-        ids = self._text(*answer)
-        logprobs = np.full(len(ids), -10.0, dtype=np.float32)
-        self.calls.append(
-            Call(
-                id=f"{self.attempt_id}-{len(self.calls)}",
-                attempt_id=self.attempt_id,
-                dialect="openai_chat",
-                model="policy",
-                state=CallState.COMPLETE,
-                status=200,
-                streamed=False,
-                request=b"",
-                response=b"",
-                prompt_ids=prompt,
-                choices=(Choice(index=0, token_ids=ids, logprobs=logprobs, finish_reason="stop"),),
-                usage=Usage(prompt_tokens=len(prompt), completion_tokens=len(ids)),
-                fidelity=Fidelity.EXACT,
-                version_start=0,
-                version_end=0,
-                seq=len(self.calls),
-            )
-        )
+        ids = text(self.rng, *answer)
+        number = len(self.calls)
+        names = {"id": f"{self.attempt_id}-{number}", "attempt_id": self.attempt_id}
+        self.calls.append(self.common.make_call(prompt, ids, seq=number, **names))
         return np.concatenate([prompt, ids])
 
-    def _text(self, low: int, high: int) -> IntArray:
-        return self.rng.integers(0, VOCABULARY, int(self.rng.integers(low, high + 1))).astype(np.int32)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Common:
+    """What the agents of a group share."""
+
+    system: IntArray
+    """System prompt and task."""
+    sub_system: IntArray
+    make_call: Callable[..., Call]
+
+
+def common(first: int, rng: np.random.Generator) -> Common:
+    """`first` is the id that every prompt begins with."""
+    sys.path.append(str(TESTS))
+    return Common(
+        system=np.concatenate([[first], text(rng, 299, 600), text(rng, 60, 120)]).astype(np.int32),
+        sub_system=np.concatenate([[first], text(rng, 149, 299)]).astype(np.int32),
+        make_call=importlib.import_module("fakes.calls").call,  # the one place where calls are made up
+    )
+
+
+def text(rng: np.random.Generator, low: int, high: int) -> IntArray:
+    return rng.integers(0, VOCABULARY, int(rng.integers(low, high + 1))).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,15 +137,14 @@ class Workload:
         }
 
 
-def workload(turns: int, group_size: int, seed: int) -> Workload:
+def workload(turns: int, group_size: int, first: int, seed: int) -> Workload:
     rng = np.random.default_rng(seed)
-    system = rng.integers(0, VOCABULARY, int(rng.integers(300, 601)) + int(rng.integers(60, 121))).astype(np.int32)
-    sub_system = rng.integers(0, VOCABULARY, int(rng.integers(150, 301))).astype(np.int32)
+    shared = common(first, rng)
     alone: list[Sample] = []
     merged: list[Sample] = []
     calls = 0
     for member in range(group_size):
-        recorded = Agent(f"r{member}", system, sub_system, rng).run(turns)
+        recorded = Agent(f"r{member}", shared, rng).run(turns)
         calls += len(recorded)
         merged += trajectory.build(recorded).samples(rollout_id=f"r{member}", group_id="g").samples
         for call in recorded:
@@ -145,6 +154,13 @@ def workload(turns: int, group_size: int, seed: int) -> Workload:
     joined = [_row(sample, advantage[sample.rollout_id], weight) for sample in merged]
     single = [_row(sample, advantage[sample.rollout_id], weight) for sample in alone]
     return Workload(calls=calls, rows={"per call": single, "linear merge": joined, "shared": joined})
+
+
+def first_token(model: Path) -> int:
+    """What the model's chat template begins a prompt with."""
+    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    rendered = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
+    return int(tokenizer.encode(rendered, add_special_tokens=False)[0])
 
 
 def _row(sample: Sample, advantage: float, weight: float) -> Row:
@@ -201,15 +217,13 @@ def gains(best: dict[str, Figure], way: str) -> dict[str, float]:
     return {"tokens": tokens, "wall": wall, "cpu": cpu, "wall_of_tokens": wall / tokens, "cpu_of_tokens": cpu / tokens}
 
 
-def main_table(backend: TorchBackend, options: argparse.Namespace) -> dict[str, Any]:
-    made = workload(options.turns, options.group_size, options.seed)
-    print(f"workload: {options.group_size} rollouts, {options.turns} turns: {json.dumps(made.shape())}")
-    best = measure(backend, made, options.rounds)
-    print(f"\n{'way':13} {'tokens':>8} {'wall s':>8} {'CPU s':>8} {'tokens/CPU-s':>13} {'loss':>9} {'grad norm':>10}")
+def main_table(made: Workload, best: dict[str, Figure], options: argparse.Namespace) -> dict[str, Any]:
+    print(f"\n{'way':13} {'tokens':>8} {'pairs':>8} {'wall s':>8} {'CPU s':>8} {'loss':>9} {'grad norm':>10}")
     for way in WAYS:
         found = best[way]
+        pairs = count(made, way, options.token_budget)[1]
         print(
-            f"{way:13} {found.tokens:8} {found.wall_s:8.1f} {found.cpu_s:8.1f} {found.tokens / found.cpu_s:13.0f}"
+            f"{way:13} {found.tokens:8} {pairs / 1e6:7.1f}M {found.wall_s:8.1f} {found.cpu_s:8.1f}"
             f" {found.loss:9.4f} {found.grad_norm:10.4f}"
         )
     against = {way: gains(best, way) for way in WAYS[:2]}
@@ -222,39 +236,53 @@ def main_table(backend: TorchBackend, options: argparse.Namespace) -> dict[str, 
     return {"shape": made.shape(), "ways": {way: _plain(found) for way, found in best.items()}, "gains": against}
 
 
-def growth_table(backend: TorchBackend | None, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Tokens for each shape, and times where there is a backend to measure with."""
-    shapes = [(turns, 8) for turns in (2, 4, 6, 10)] + [(6, size) for size in (2, 4, 8, 16)]
-    print(
-        f"\n{'turns':>5} {'group':>5} {'per call':>9} {'linear':>8} {'shared':>8} | fewer tokens (, faster: wall, CPU)"
-    )
+def token_table(first: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Tokens by turns and group size."""
+    print(f"\n{'turns':>5} {'group':>5} | tokens: per call, linear, shared | ratios")
     table = []
-    for turns, size in dict.fromkeys(shapes):
-        made = workload(turns, size, options.seed)
-        entry: dict[str, Any] = {"turns": turns, "group_size": size, "shape": made.shape()}
-        if backend is None:
-            tokens = {way: count_tokens(made, way, options.token_budget) for way in WAYS}
-            ratios = [f"{way} {tokens[way] / tokens['shared']:.2f}x" for way in WAYS[:2]]
-        else:
-            best = measure(backend, made, 1)
-            tokens = {way: best[way].tokens for way in WAYS}
-            entry |= {"ways": {way: _plain(found) for way, found in best.items()}}
-            entry |= {"gains": {way: gains(best, way) for way in WAYS[:2]}}
-            ratios = [
-                f"{way} {gain['tokens']:.2f}x, {gain['wall']:.2f}x, {gain['cpu']:.2f}x"
-                for way, gain in entry["gains"].items()
-            ]
-        counts = f"{tokens['per call']:9} {tokens['linear merge']:8} {tokens['shared']:8}"
-        print(f"{turns:5} {size:5} {counts} | {'; '.join(ratios)}", flush=True)
-        table.append(entry | {"tokens": tokens})
+    for turns, size in dict.fromkeys([(turns, 8) for turns in (2, 4, 6, 10)] + [(6, size) for size in (2, 4, 8, 16)]):
+        made = workload(turns, size, first, options.seed)
+        tokens = {way: count(made, way, options.token_budget)[0] for way in WAYS}
+        ratios = " ".join(f"{tokens[way] / tokens['shared']:9.2f}x" for way in WAYS[:2])
+        print(f"{turns:5} {size:5} | {' '.join(f'{number:9}' for number in tokens.values())} | {ratios}")
+        table.append({"turns": turns, "group_size": size, "tokens": tokens})
     return table
 
 
-def count_tokens(made: Workload, way: str, token_budget: int) -> int:
-    """What `forward_backward` would compute."""
+def growth_table(
+    backend: TorchBackend, known: dict[tuple[int, int], dict[str, Figure]], first: int, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Tokens and CPU-seconds by turns and group size. `known` has what is measured already."""
+    measured = {}
+    for shape in GROWTH:
+        made = workload(*shape, first, options.seed)
+        measured[shape] = known.get(shape) or measure(backend, made, 1)
+    print("\nCPU: how many times less; of tokens: as a share of how many times fewer tokens.")
+    print(f"{'':11} | {'tokens computed':^29} | {'CPU-seconds':^23} | {'against a call':^26} | {'against a chain':^26}")
+    print(
+        f"{'turns':>5} {'group':>5} | {'call':>9} {'chain':>9} {'shared':>9} | {'call':>7} {'chain':>7} {'shared':>7} |"
+        + f" {'tokens':>8} {'CPU':>7} {'of tokens':>9} |" * 2
+    )
+    table = []
+    for (turns, size), best in measured.items():
+        tokens = " ".join(f"{best[way].tokens:9}" for way in WAYS)
+        cpu = " ".join(f"{best[way].cpu_s:7.1f}" for way in WAYS)
+        line = f"{turns:5} {size:5} | {tokens} | {cpu} |"
+        against = {way: gains(best, way) for way in WAYS[:2]}
+        for gain in against.values():
+            line += f" {gain['tokens']:7.2f}x {gain['cpu']:6.2f}x {gain['cpu_of_tokens']:9.2f} |"
+        print(line)
+        ways = {way: _plain(found) for way, found in best.items()}
+        table.append({"turns": turns, "group_size": size, "ways": ways, "gains": against})
+    return table
+
+
+def count(made: Workload, way: str, token_budget: int) -> tuple[int, int]:
+    """Tokens that `forward_backward` computes, and pairs of a query and a key."""
     ends = [(row.sample.token_ids, int(np.flatnonzero(row.sample.loss_mask)[-1])) for row in made.rows[way]]
     packs = pack([ids[:end] for ids, end in ends], token_budget=token_budget, share_prefixes=way == "shared")
-    return sum(one.size for one in packs)
+    pairs = sum(int((positions + 1).sum()) for one in packs for positions in one.positions)
+    return sum(one.size for one in packs), pairs
 
 
 def _plain(found: Figure) -> dict[str, float]:
@@ -270,7 +298,7 @@ def main() -> None:
     parser.add_argument("--token-budget", type=int, default=4096)
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--growth", action="store_true", help="measure times in the second table too")
+    parser.add_argument("--growth", action="store_true", help="a third table: CPU-seconds by turns and group size")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it takes minutes: show what is there
@@ -279,11 +307,18 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     print(f"machine: {platform.machine()}, {cores} cores, load {os.getloadavg()[0]:.1f}; torch {torch.__version__}")
     path = resolve_model(options.model)
+    first = first_token(path)
     backend = TorchBackend(path, token_budget=options.token_budget, precision=options.precision)
-    train_once(backend, "shared", workload(2, 2, 1).rows["shared"])  # warm up
+    train_once(backend, "shared", workload(2, 2, first, 1).rows["shared"])  # warm up
+    made = workload(options.turns, options.group_size, first, options.seed)
+    print(f"workload: {options.group_size} rollouts, {options.turns} turns: {json.dumps(made.shape())}")
+    best = measure(backend, made, options.rounds)
     figures: dict[str, Any] = {"cores": cores, "torch": torch.__version__, "token_budget": options.token_budget}
-    figures["main"] = main_table(backend, options)
-    figures["growth"] = growth_table(backend if options.growth else None, options)
+    figures["main"] = main_table(made, best, options)
+    figures["tokens"] = token_table(first, options)
+    if options.growth:
+        known = {(options.turns, options.group_size): best}
+        figures["growth"] = growth_table(backend, known, first, options)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 

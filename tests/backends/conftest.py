@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 import transformers
 
 from outrider.types import Row, Sample
+
+sys.path.insert(0, str(Path(__file__).parent))  # for row_by_row, which several tests here share
 
 VOCABULARY = 300
 

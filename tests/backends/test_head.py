@@ -50,3 +50,17 @@ def test_values_and_gradients_equal_autograd(monkeypatch, with_bias):
         total = sum(((expected, surprise)[i] * scales[i]).sum() for i in terms)
         for one, other in zip(ours, torch.autograd.grad(total, inputs, retain_graph=True), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_in_bfloat16_logits_are_as_exact_as_float32_products_of_the_same_numbers():
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(600, 64).bfloat16(), torch.randn(2000, 64).bfloat16()
+    count = torch.arange(600)
+    targets = Targets(places=count, temperatures=torch.ones(600), place_of=count, token_ids=count)
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    logp, _ = token_logprobs(hidden, weight, None, targets)
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
+    exact = torch.log_softmax(hidden.double() @ weight.double().T, -1)[count, count]
+    assert float((logp - exact).abs().max()) < 1e-4  # logits reach 30: rounded to bfloat16 they are off by 0.1
+    rounded = torch.log_softmax((hidden @ weight.T).float(), -1)[count, count]
+    assert float((rounded - exact).abs().max()) > 0.01

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from fakes.calls import call, choice
 from outrider import trajectory
 from outrider.backends.torch import TorchBackend
 from outrider.protocols import LossSpec
-from outrider.types import Call, CallState, Choice, Fidelity, Row, Sample, Usage
+from outrider.types import Call, Row, Sample
 
 SPEC = LossSpec(clip_low=0.9, clip_high=5.0)
 
@@ -27,29 +28,9 @@ class Agent:
     def call(self, prompt: np.ndarray, answers: int = 1) -> np.ndarray:
         """Returns the prompt and the first answer."""
         sampled = [self.text(int(self.rng.integers(3, 7))) for _ in range(answers)]
-        choices = tuple(
-            Choice(index=i, token_ids=ids, logprobs=-self.rng.uniform(4, 7, len(ids)).astype(np.float32))
-            for i, ids in enumerate(sampled)
-        )
-        self.calls.append(
-            Call(
-                id=f"{self.name}.{len(self.calls)}",
-                attempt_id=self.name,
-                dialect="openai_chat",
-                model="policy",
-                state=CallState.COMPLETE,
-                status=200,
-                streamed=False,
-                request=b"",
-                response=b"",
-                prompt_ids=prompt,
-                choices=choices,
-                usage=Usage(prompt_tokens=len(prompt), completion_tokens=sum(map(len, sampled))),
-                fidelity=Fidelity.EXACT,
-                version_start=0,
-                version_end=0,
-            )
-        )
+        choices = [choice(ids, index, first=-self.rng.uniform(4, 7)) for index, ids in enumerate(sampled)]
+        number = len(self.calls)
+        self.calls.append(call(prompt, *choices, seq=number, id=f"{self.name}.{number}", attempt_id=self.name))
         return np.concatenate([prompt, sampled[0]])
 
 
@@ -104,8 +85,8 @@ def test_a_shared_tree_is_row_by_row_to_rounding(tiny, group, budget):
     alone = [
         sample
         for agent in group
-        for call in agent.calls
-        for sample in trajectory.build([call]).samples(rollout_id=agent.name, group_id="g").samples
+        for recorded in agent.calls
+        for sample in trajectory.build([recorded]).samples(rollout_id=agent.name, group_id="g").samples
     ]
     rows = rows_of(merged)
     shared, gradient = trained(tiny, rows, token_budget=budget)

@@ -9,6 +9,7 @@ import transformers
 from outrider.backends import tree_attention
 from outrider.backends.packing import Chain
 from outrider.backends.support import ignored, logit_changes, unsupported_layers
+from outrider.backends.tiles import TiledTree
 
 LAYERS = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
 
@@ -52,7 +53,7 @@ def test_a_mask_that_a_layer_made_itself_is_not_ignored_in_silence():
     """Sparse attention picks its keys with a mask of its own; so few tokens as a probe has may all be picked."""
     heads = [torch.zeros(1, 2, 3, 4)] * 3
     chain = Chain(start=0, stop=3, path=torch.arange(3).numpy())
-    plans = tree_attention.TreePlans([chain], torch.device("cpu"))
+    plans = TiledTree([chain], torch.device("cpu"))
     with pytest.raises(NotImplementedError, match="a mask of their own"):
         tree_attention.attend(None, *heads, torch.zeros(1, 1, 3, 3), outrider_tree=plans)
     assert tree_attention.attend(None, *heads, None, outrider_tree=plans)[0].shape == (1, 3, 2, 4)

@@ -52,12 +52,20 @@ class LanguageModel:
 
     Models with ordinary attention run with tree attention; that is checked on a few tokens at the start, and a model
     that does not agree with itself (recurrent layers, capped logits, attention sinks) runs row by row, with a warning.
+    `attention` says how the tree is attended to: see `outrider.backends.tree_attention`.
     """
 
     def __init__(
-        self, path: Path, *, dtype: torch.dtype, device: torch.device, gradient_checkpointing: bool = False
+        self,
+        path: Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        attention: str = "auto",
+        gradient_checkpointing: bool = False,
     ) -> None:
         self.device = device
+        ways = tree_attention.ways(attention, device)
         self.module = load_model(path, dtype).to(device)
         self.vocabulary: int = self.module.config.get_text_config().vocab_size
         for module in self.module.modules():
@@ -72,7 +80,8 @@ class LanguageModel:
             (enable or self.module.gradient_checkpointing_enable)({"use_reentrant": False})
         self.value_head: ValueHead | None = None
         self._windows: set[int | None] = set()
-        self.packed = self._use_tree_attention()
+        self._make_tree = ways[0]
+        self.packed = self._use_tree_attention(ways)
 
     def add_value_head(self, *, detached: bool) -> ValueHead:
         """Put a critic on the last hidden state."""
@@ -121,14 +130,14 @@ class LanguageModel:
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
         """The last hidden state of each node, (N, H)."""
-        tree = tree_attention.TreePlans(batch.pack.chains, self.device)
+        tree = self._make_tree(batch.pack.chains, self.device)
         hidden: Tensor = self.module.get_decoder()(
             input_ids=_tensor(np.concatenate(batch.pack.token_ids), self.device)[None],
             position_ids=_tensor(np.concatenate(batch.pack.positions), self.device)[None],
             use_cache=False,
             outrider_tree=tree,
         ).last_hidden_state
-        self._windows = tree.windows
+        self._windows = set(tree.windows)
         return hidden[0]
 
     def _by_row(self, batch: MicroBatch) -> tuple[Tensor | None, Tensor]:
@@ -150,30 +159,18 @@ class LanguageModel:
         nodes = _tensor(mask, self.device).bool()  # rows lie end to end in a pack without sharing
         return None if self.value_head is None else made.hidden_states[-1][nodes], made.logits[nodes]
 
-    def _use_tree_attention(self) -> bool:
-        """Switch to tree attention if the model gives the same log-probs with it as without."""
-        config = self.module.config
-        standard = config._attn_implementation
-        samples = _probes(self.vocabulary)
+    def _use_tree_attention(self, ways: Sequence[tree_attention.MakeTree]) -> bool:
+        """Switch to the first of `ways` by which the model gives the same log-probs as without."""
+        standard = self.module.config._attn_implementation
         self.packed = False
-        reason = unsupported_layers(config)
-        with torch.no_grad(), _in_float32(self.module):
-            try:
-                if not reason:
-                    expected = self._probe(samples)
-                    ALL_ATTENTION_FUNCTIONS.register(tree_attention.NAME, tree_attention.attend)
-                    self.module.set_attn_implementation(tree_attention.NAME)
-                    slim(self.module)
-                    self.packed = True
-                    difference = float((self._probe(samples) - expected).abs().max())
-                    if difference > 1e-3:
-                        reason = logit_changes(config) or f"log-probs differ by {difference:.2g}"
-                    else:
-                        reason = ignored(config, self._windows)
-            except (TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
-                reason = str(error) or type(error).__name__
+        reason = unsupported_layers(self.module.config)
         if not reason:
-            return True
+            with torch.no_grad(), _in_float32(self.module):
+                expected = self._probe()
+                for way in ways:
+                    reason = self._disagreement(way, expected)
+                    if not reason:
+                        return True
         self.packed = False
         self.module.set_attn_implementation(standard)
         unslim(self.module)
@@ -183,8 +180,23 @@ class LanguageModel:
         )
         return False
 
-    def _probe(self, samples: Sequence[Sample]) -> Tensor:
-        (batch,) = self.micro_batches(samples, token_budget=1 << 20, share_prefixes=True)
+    def _disagreement(self, way: tree_attention.MakeTree, expected: Tensor) -> str:
+        """Switch to `way`; returns why it is not right for the model, or an empty string."""
+        try:
+            ALL_ATTENTION_FUNCTIONS.register(tree_attention.NAME, tree_attention.attend)
+            self.module.set_attn_implementation(tree_attention.NAME)
+            slim(self.module)
+            self.packed, self._make_tree = True, way
+            difference = float((self._probe() - expected).abs().max())
+        except (TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
+            return str(error) or type(error).__name__
+        if difference > 1e-3:
+            return logit_changes(self.module.config) or f"log-probs differ by {difference:.2g}"
+        return ignored(self.module.config, self._windows)
+
+    def _probe(self) -> Tensor:
+        """Log-probs of a few tokens."""
+        (batch,) = self.micro_batches(_probes(self.vocabulary), token_budget=1 << 20, share_prefixes=True)
         order = np.lexsort((batch.position, batch.row))
         return self.score(batch).logp[_tensor(order, self.device)]
 

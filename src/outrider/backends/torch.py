@@ -57,6 +57,7 @@ class TorchBackend:
         value_lr_ratio: float = 1.0,
         token_budget: int = 4096,
         share_prefixes: bool = True,
+        attention: str = "auto",
         gradient_checkpointing: bool = False,
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -71,7 +72,8 @@ class TorchBackend:
 
         `precision` is ``float32``; ``bfloat16``, which computes in it and keeps float32 masters and moments; or
         ``bfloat16-stochastic``, which keeps nothing wider between steps. `value_head` is ``none``; ``shared``, a critic
-        whose loss also shapes the trunk; or ``detached``, one that leaves the trunk to the policy.
+        whose loss also shapes the trunk; or ``detached``, one that leaves the trunk to the policy. `attention` is how
+        prefixes are shared: ``tiles`` of plain products, PyTorch's ``flex`` attention, or ``auto``, flex on a GPU.
         """
         torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
         self._path = model
@@ -80,9 +82,14 @@ class TorchBackend:
         self._token_budget = token_budget
         self.share_prefixes = share_prefixes
         """May be changed between calls."""
+        self._attention = attention
         self._lora = bool(lora_rank)
         self._model = LanguageModel(
-            model, dtype=self._dtype, device=self._device, gradient_checkpointing=gradient_checkpointing
+            model,
+            dtype=self._dtype,
+            device=self._device,
+            attention=attention,
+            gradient_checkpointing=gradient_checkpointing,
         )
         if lora_rank:
             add_adapters(self._model.module, rank=lora_rank, alpha=lora_alpha, seed=seed)
@@ -160,7 +167,9 @@ class TorchBackend:
 
     def _reference_model(self) -> LanguageModel:
         if self._reference is None:
-            self._reference = LanguageModel(self._path, dtype=self._dtype, device=self._device)
+            self._reference = LanguageModel(
+                self._path, dtype=self._dtype, device=self._device, attention=self._attention
+            )
             self._reference.module.requires_grad_(False)
         return self._reference
 
