@@ -26,10 +26,11 @@ def main() -> None:
     """Train the model behind an agent through the harness the agent ships in.
 
     \b
-    Try it:           outrider quickstart
-    Your own agent:   outrider train RUN.toml     (outrider config lists every key)
-    Look at a run:    outrider inspect RUN-FOLDER
-    Check a machine:  outrider doctor
+    Try it:                   outrider quickstart
+    Your own agent:           outrider train RUN.toml     (docs/your-agent.md; outrider config lists every key)
+    Look at a run:            outrider inspect RUN-FOLDER
+    Record production calls:  outrider gateway --upstream URL --store sqlite:///calls.sqlite3 --mode record
+    Check a machine:          outrider doctor
 
     Every option can also be set by a variable: OUTRIDER_GATEWAY_PORT is --port of `outrider gateway`.
     """
@@ -112,7 +113,7 @@ def train(run_file: Path, overrides: tuple[str, ...]) -> None:
 @override
 @told_plainly
 def evaluate(run_file: Path, overrides: tuple[str, ...]) -> None:
-    """Measure a model on the held-out tasks: -o model.path=RUN/weights/v0008 -o out=DIR. Prints one JSON object."""
+    """Measure a model on the held-out tasks: -o model.path=RUN/best -o out=DIR. Prints one JSON object."""
     config = configuration.load(run_file, overrides)
     from outrider import assemble
 
@@ -285,7 +286,7 @@ def doctor() -> None:
 
 @main.command("config")
 def show_config() -> None:
-    """Print every configuration key with its type, default and meaning."""
+    """Print every key of a run file with its default and meaning."""
     for line in describe(configuration.RunConfig, ""):
         click.echo(line)
 
@@ -301,6 +302,6 @@ def describe(section: type[Any], where: str) -> list[str]:
             head = f"[{where}{name}]" if inner is kind else f"[[{where}{name}]]"
             nested += ["", f"{head}  {meta.description}", *describe(inner, f"{where}{name}.")]
         else:
-            shown = "required" if default is msgspec.NODEFAULT else repr(default)
+            shown = "required" if default is msgspec.NODEFAULT else json.dumps(default)  # as TOML writes it
             own.append(f"  {where}{name} = {shown}\n      {meta.description}")
     return own + nested

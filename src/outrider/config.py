@@ -67,13 +67,15 @@ class HarnessConfig(Section, frozen=True, kw_only=True):
 
 
 class RewardConfig(Section, frozen=True, kw_only=True):
-    name: Annotated[str, Meta(description="Reward plug-in: a short name or module:function.")] = "exact_match"
+    name: Annotated[
+        str, Meta(description="Reward plug-in: exact_match (the last line printed is `answer`) or module:function.")
+    ] = "exact_match"
     success: Annotated[float, Meta(description="A rollout counts as a success from this reward on.")] = 1.0
     timeout_s: Annotated[float, Meta(gt=0, description="Time limit of one scoring, seconds.")] = 60.0
 
 
 class EngineConfig(Section, frozen=True, kw_only=True):
-    kind: Annotated[str, Meta(description="Engine plug-in.")] = "embedded"
+    kind: Annotated[str, Meta(description="Engine plug-in: embedded or module:Class.")] = "embedded"
     slots: Annotated[int, Meta(ge=1, le=1024, description="Requests decoded at the same time.")] = 32
     max_model_len: Annotated[int, Meta(ge=16, description="Longest prompt plus answer, tokens.")] = 2048
     prefix_cache_tokens: Annotated[int, Meta(ge=0, description="Prefix cache, tokens; 0 turns it off.")] = 16384
@@ -118,7 +120,7 @@ class StoreConfig(Section, frozen=True, kw_only=True):
 
 
 class ExecutorConfig(Section, frozen=True, kw_only=True):
-    kind: Annotated[str, Meta(description="Executor plug-in.")] = "local"
+    kind: Annotated[str, Meta(description="Executor plug-in: local or module:Class.")] = "local"
     concurrency: Annotated[int, Meta(ge=1, description="Attempts that run at the same time.")] = 32
     max_attempts: Annotated[
         int, Meta(ge=1, description="Attempts a rollout gets when the infrastructure fails it.")
@@ -272,7 +274,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
         Meta(description="Patterns of model names, as the harness asks for them, that are trained; none for all."),
     ] = ()
     leave_out: Annotated[tuple[LeaveOutRule, ...], Meta(description="Rules for calls that are context only.")] = ()
-    backend: Annotated[str, Meta(description="Backend plug-in.")] = "torch"
+    backend: Annotated[str, Meta(description="Backend plug-in: torch or module:Class.")] = "torch"
     token_budget: Annotated[int, Meta(ge=16, description="Tokens computed in one micro-batch.")] = 4096
     lora_rank: Annotated[int, Meta(ge=0, description="LoRA rank; 0 trains all weights.")] = 0
     lora_alpha: Annotated[float, Meta(gt=0, description="LoRA scale is lora_alpha / lora_rank.")] = 32.0

@@ -42,7 +42,8 @@ def fields(section: type[msgspec.Struct]) -> list[tuple[str, Any, Meta, Any]]:
         kind, meta = (
             get_args(hints[info.name])[:2] if get_origin(hints[info.name]) is Annotated else (info.type, Meta())
         )
-        found.append((info.name, kind, meta, info.default))
+        default = info.default if info.default_factory is msgspec.NODEFAULT else info.default_factory()
+        found.append((info.name, kind, meta, default))
     return found
 
 
