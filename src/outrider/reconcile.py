@@ -232,7 +232,8 @@ class Reconciler:
 
     def _give_up_slow_rewards(self) -> list[Rollout]:
         now, limit = time.monotonic(), self.reward_timeout_s
-        slow = [f for f, one in self._scoring.items() if one.began is not None and now - one.began > limit]
+        # One that is done by now is taken next time: we may have been slower to look than it was to score.
+        slow = [f for f, one in self._scoring.items() if one.began and now - one.began > limit and not f.done()]
         if not slow:
             return []
         reason = f"reward {self.reward_name} took longer than {limit:g} s"
