@@ -36,6 +36,12 @@ def save_tiny_llama(folder: Path, dtype: torch.dtype = torch.float32, **changes)
     return folder
 
 
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Whatever ran before."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
     return save_tiny_llama(tmp_path_factory.mktemp("tiny"))

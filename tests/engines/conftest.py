@@ -12,12 +12,19 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 import uvicorn
 from transformers import PreTrainedTokenizerFast
 
 from fakes.tiny_model import save_model, save_tiny, save_tokenizer, tiny_config
 from outrider.engines.embedded.client import EmbeddedEngine
 from outrider.engines.embedded.server import EngineOptions, build
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Whatever ran before."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

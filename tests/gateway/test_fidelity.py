@@ -50,6 +50,7 @@ BROKEN = {
     "more log-probs than ids": ({"token_ids": [5, 6], "logprobs": entries(-1.0, -2.0, -3.0)}, {}),
     "fewer log-probs than ids": ({"token_ids": [5, 6], "logprobs": entries(-1.0)}, {}),
     "no log-probs": ({"token_ids": [5, 6]}, {}),
+    "an empty finish reason": ({"token_ids": [5, 6], "logprobs": entries(-1.0, -2.0), "finish_reason": ""}, {}),
     "a null id": ({"token_ids": [5, None], "logprobs": entries(-1.0, -2.0)}, {}),
     "a null log-prob": ({"token_ids": [5, 6], "logprobs": entries(-1.0, None)}, {}),
     "a negative id": ({"token_ids": [5, -6], "logprobs": entries(-1.0, -2.0)}, {}),

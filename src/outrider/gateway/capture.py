@@ -109,7 +109,7 @@ def _choice_problem(choice: SampledChoice, token_ids: IntArray | None, logprobs:
         return f"log-probs: an entry of {where} is null or not finite"
     if np.maximum.reduce(logprobs) > ROUNDING:
         return f"log-probs: an entry of {where} is above 0"
-    if choice.finish_reason is None:
+    if not choice.finish_reason:
         return f"unfinished: {where} has no finish_reason"
     if choice.finish_reason in BROKEN_OFF:
         return f"unfinished: {where} ended with {choice.finish_reason}"
