@@ -38,7 +38,7 @@ quickstart: $(VENV)/train.stamp
 	$(BIN)/outrider quickstart --seed $(SEED) $(ARGS)
 
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=15 --durations-min=5
 
 # Others' algorithms, in an environment of their own. It reads torch and what else it can from the other one.
 SITE := -c 'import site; print(site.getsitepackages()[0])'

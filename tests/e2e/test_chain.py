@@ -19,7 +19,7 @@ from outrider import trajectory
 from outrider.stores.sqlite import SqliteStore
 from outrider.types import Failure, Fidelity, RolloutState
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 GROUPS, GROUP_SIZE, STEPS, HELD_OUT = 3, 4, 2, 4
 REDUCED = {
