@@ -25,7 +25,7 @@ from outrider.keys import hash_key, new_key
 from outrider.protocols import Store
 from outrider.types import Call, Json, Mode, Session
 
-ADMIN_KEY = "ora-test"
+ADMIN_KEY = "ora-test-0123456789abcdef"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from fakes.engine import Answer, chunk, stream
-from fakes.gateway import CHAT, MESSAGES, wait_for
+from fakes.gateway import ADMIN_KEY, CHAT, MESSAGES, wait_for
 from fakes.process import GatewayProcess
 from outrider.errors import ConfigError, SetupError, StoreError
 from outrider.gateway.app import GatewayOptions, GatewayServer
@@ -226,7 +226,7 @@ def test_a_port_in_use_is_told_by_number(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "error", "match"),
     [
-        ({"host": "no.such.host.invalid", "admin_key": "x"}, SetupError, "gateway.host"),
+        ({"host": "no.such.host.invalid", "admin_key": ADMIN_KEY}, SetupError, "gateway.host"),
         ({"host": "0.0.0.0"}, ConfigError, "admin_key.*--admin-key, OUTRIDER_ADMIN_KEY"),
         ({"host": "::"}, ConfigError, "admin_key"),
         ({"admin_key": "sha256:12"}, ConfigError, "admin_key.*64 hex"),
@@ -257,6 +257,22 @@ def test_a_public_gateway_says_at_the_start_whom_it_refuses(engine, tmp_path, un
         rest = gateway.process.stderr.read()
         assert gateway.wait() == 0
     assert ("--unkeyed allow" in rest) is told
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [("passthrough", "nothing is kept (--mode record"), ("record", "calls are kept"), ("eval", "need an attempt key")],
+)
+def test_a_gateway_says_at_the_start_what_becomes_of_calls(tmp_path, capfd, mode, told):
+    server, said = GatewayServer(options(tmp_path, mode=mode)), []
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_for(lambda: "ready on" in (said.append(capfd.readouterr().err) or "".join(said)))
+    server.stop()
+    thread.join(timeout=60)
+    line = "".join(said).splitlines()[0]
+    assert told in line
+    assert line.endswith(f"ready on {server.base_url}")
 
 
 def test_the_admin_key_is_not_in_the_repr(tmp_path):

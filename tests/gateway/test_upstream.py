@@ -242,5 +242,5 @@ def test_a_base_url_that_is_none_is_refused(url):
         Upstream(url, timeouts=Timeouts())
 
 
-def test_what_is_secret_in_a_url_is_not_in_its_name():
-    assert Upstream("https://me:pw@a.b:8/x/v1/", timeouts=Timeouts()).name == "https://a.b:8/x"
+def test_the_name_of_an_upstream_is_its_url_without_v1():
+    assert Upstream("https://a.b:8/x/v1/", timeouts=Timeouts()).name == "https://a.b:8/x"

@@ -7,8 +7,9 @@ import ipaddress
 import re
 import tomllib
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -98,7 +99,9 @@ class GatewayOptions(Section, frozen=True, kw_only=True):
         Meta(description="Modes in which secrets and e-mail addresses are taken out of what is stored."),
     ] = "record"
     redact_patterns: Annotated[tuple[str, ...], Meta(description="More regular expressions of what is taken out.")] = ()
-    max_body_mb: Annotated[float, Meta(gt=0, description="Largest request body, MiB, also once unpacked.")] = 64.0
+    max_body_mb: Annotated[
+        float, Meta(gt=0, le=1 << 20, description="Largest request body, MiB, also once unpacked.")
+    ] = 64.0
     pack_answers: Annotated[
         bool,
         Meta(description="Recorded answers are sent with zstd or gzip to agents that take it; costs CPU."),
@@ -194,8 +197,7 @@ def load_options(path: Path | None, given: Json) -> GatewayOptions:
     known = [name for name, *_ in fields(GatewayOptions)]
     for name in tree:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            raise ConfigError(f"{name}: there is no such key." + (f" Did you mean {near[0]}?" if near else ""))
+            raise ConfigError(f"{name}: there is no such key.{_hint(name, tree[name], known)}")
     for name in ("upstream", "store"):
         if not tree.get(name):
             raise ConfigError(f"{name}: give --{name}, or {name} in the file of --config.")
@@ -203,15 +205,39 @@ def load_options(path: Path | None, given: Json) -> GatewayOptions:
         return msgspec.convert(tree, GatewayOptions)
     except msgspec.ValidationError as error:
         text, _, place = str(error).replace("`", "").partition(" - at ")
-        raise ConfigError(f"{place.removeprefix('$.') or 'options'}: {text[:1].lower()}{text[1:]}.") from None
+        name = place.removeprefix("$.")
+        choices = _choices(name.partition("[")[0])
+        if choices:
+            raise ConfigError(f"{name}: {tree[name]!r} is none of {', '.join(choices)}.") from None
+        raise ConfigError(f"{name or 'options'}: {text[:1].lower()}{text[1:]}.") from None
+
+
+def _hint(name: str, value: object, known: Sequence[str]) -> str:
+    if isinstance(value, dict):
+        return " Keys stand at the top of the file, in no [section]."
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+def _choices(name: str) -> tuple[str, ...]:
+    """The values that a field may have, where these are a few words."""
+    kind = next((kind for field, kind, *_ in fields(GatewayOptions) if field == name), None)
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return tuple(kind) if isinstance(kind, type) and issubclass(kind, StrEnum) else ()
 
 
 def check_options(options: GatewayOptions) -> Roles:
     """What a type can't say; returns the keys that open ``/admin``. Raises `ConfigError`."""
+    public = not _is_loopback(options.host)
     roles = Roles(
-        admin=options.admin_key, trainer=options.trainer_key, grader=options.grader_key, read=options.read_key
+        admin=options.admin_key,
+        trainer=options.trainer_key,
+        grader=options.grader_key,
+        read=options.read_key,
+        guessable_by=f"{options.host} can be reached from other machines" if public else "",
     )
-    if not options.admin_key and not _is_loopback(options.host):
+    if public and not options.admin_key:
         raise ConfigError(
             f"admin_key: {options.host} can be reached from other machines, so choose an admin key "
             "(--admin-key, OUTRIDER_ADMIN_KEY or admin_key in the file), or listen on 127.0.0.1."

@@ -14,6 +14,8 @@ from enum import StrEnum
 from outrider.errors import ConfigError, RequestError
 
 KEY_FORM = "The key itself or sha256:HEX of it; several are separated by commas"
+MIN_LENGTH = 20
+MIN_LETTERS = 8  # different ones
 _SHA256 = "sha256:"
 _HEX = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -33,9 +35,14 @@ READ = GRADE | {Role.READ}
 class Roles:
     """Raises `ConfigError` for a key that can't be one."""
 
-    def __init__(self, *, admin: str, trainer: str = "", grader: str = "", read: str = "") -> None:
+    def __init__(
+        self, *, admin: str, trainer: str = "", grader: str = "", read: str = "", guessable_by: str = ""
+    ) -> None:
+        """`guessable_by` says who could try keys, if anybody could: then they must not be short."""
         given = {Role.ADMIN: admin, Role.TRAINER: trainer, Role.GRADER: grader, Role.READ: read}
-        self._digests = [(digest, role) for role, text in given.items() for digest in _digests(text, role)]
+        self._digests = [
+            (digest, role) for role, text in given.items() for digest in _digests(text, role, guessable_by)
+        ]
         if len({digest for digest, _ in self._digests}) != len(self._digests):
             raise ConfigError("admin_key, trainer_key, grader_key, read_key: a key may stand in one of them only.")
 
@@ -57,7 +64,6 @@ class Roles:
             raise RequestError(f"A {found} key does not open this.", status=403, code="wrong_role")
         return found
 
-
     def guard(self, keys: Sequence[str]) -> None:
         """Raises `RequestError` where one of `keys`, which came with a model call, opens ``/admin``: it must not go
         upstream."""
@@ -71,10 +77,15 @@ class Roles:
                 )
 
 
-def _digests(text: str, role: Role) -> list[bytes]:
+def _digests(text: str, role: Role, guessable_by: str) -> list[bytes]:
     found = []
     for part in filter(None, map(str.strip, text.split(","))):
         if not part.startswith(_SHA256):
+            if guessable_by and (len(part) < MIN_LENGTH or len(set(part)) < MIN_LETTERS):
+                raise ConfigError(
+                    f"{role}_key: this one can be guessed, and {guessable_by}. Take at least {MIN_LENGTH} random "
+                    "letters and digits, for example those of: openssl rand -hex 24"
+                )
             found.append(hashlib.sha256(part.encode()).digest())
         elif _HEX.fullmatch(part.removeprefix(_SHA256)):
             found.append(bytes.fromhex(part.removeprefix(_SHA256)))

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
+import re
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from outrider.errors import ConfigError
 from outrider.gateway.upstreams.connection import UpstreamConnection
@@ -23,11 +24,31 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 # Of ours, and no sign that the upstream is ill: too many files for the process or the machine, no port, no memory.
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
+_NO_URL = re.compile(r"[^!-~]")  # HTTP's request line and Host header hold nothing else
+_ROUTE = re.compile(r"/(chat/completions|completions|responses|messages)/?$")
 HIGH_WATER = 1 << 18  # bytes read ahead of a slow agent before reading stops, and handled at once for a fast one
 
 
 def _ignore(code: Code | None, status: int) -> None:
     pass
+
+
+def read_base_url(text: str) -> SplitResult:
+    """Raises `ConfigError` for what is no base URL, and for parts of one that would not be sent."""
+    try:
+        parts = urlsplit(text)
+        wrong = parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
+    except ValueError as error:  # brackets, or a port that is no number or too large
+        raise ConfigError(f"upstream: {text!r} is no URL: {error}.") from None
+    if wrong or _NO_URL.search(text):
+        raise ConfigError(f"upstream: {text!r} must look like http://host:port or https://host.")
+    if "@" in parts.netloc:  # not quoted here: it holds a password
+        raise ConfigError("upstream: user and password in the URL are not sent. Agents send their keys themselves.")
+    if parts.query or parts.fragment:
+        raise ConfigError(f"upstream: {text!r} must end with its path; what comes behind ? or # is not sent.")
+    if route := _ROUTE.search(parts.path):
+        raise ConfigError(f"upstream: {text!r} is not a base URL; leave out {route[0]!r}, which clients add.")
+    return parts
 
 
 class Upstream:
@@ -40,20 +61,18 @@ class Upstream:
         self, base_url: str, *, timeouts: Timeouts, ended: Callable[[Code | None, int], None] = _ignore
     ) -> None:
         """Raises `ConfigError`."""
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"upstream: {base_url!r} must look like http://host:port or https://host.")
+        parts = read_base_url(base_url)
         # Routes carry their own /v1, and people write base URLs both ways.
         prefix = parts.path.rstrip("/").removesuffix("/v1")
-        host = parts.netloc.rpartition("@")[2]
+        host = parts.netloc
         self.name = f"{parts.scheme}://{host}{prefix}"
-        """Its URL without what is secret."""
+        """Its URL."""
         self.timeouts = timeouts
         self.look_s = min(timeouts.first_byte_s, timeouts.chunk_s)
         """A limit may begin at any moment, so none is slept over."""
         self.in_flight = 0
         self.ended = ended
-        self._host = parts.hostname
+        self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._prefix = prefix.encode()
