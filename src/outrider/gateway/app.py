@@ -37,6 +37,13 @@ KEEP_ALIVE_S = 75  # longer than common clients keep idle connections, so that t
 PARENT_POLL_S = 0.5
 
 
+def _about(mode: Mode) -> str:
+    """What becomes of calls, for whoever starts a gateway and forgot to say."""
+    if mode == Mode.PASSTHROUGH:
+        return "nothing is kept (--mode record keeps calls)"
+    return "calls are kept" if mode == Mode.RECORD else "calls need an attempt key (POST /admin/attempts)"
+
+
 class GatewayServer:
     """A bound, not yet serving gateway. `run` blocks until `stop` is called, a signal comes or the parent has gone."""
 
@@ -57,7 +64,7 @@ class GatewayServer:
         self.port: int = self._socket.getsockname()[1]
         host = f"[{options.host}]" if ":" in options.host else options.host
         self.base_url = f"http://{host}:{self.port}"
-        message = f"outrider gateway: ready on {self.base_url}"
+        message = f"outrider gateway: mode {options.mode}, {_about(options.mode)}; ready on {self.base_url}"
         if options.mode in (Mode.PASSTHROUGH, Mode.RECORD) and not options.takes_unkeyed:
             message += (
                 "\noutrider gateway: calls without an attempt key are refused (--unkeyed "
