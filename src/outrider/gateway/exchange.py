@@ -135,7 +135,7 @@ class Exchange:
     def plain(self, body: bytes, limit: int) -> bytes:
         """`body` without its content encoding; `limit` holds for the result too. Raises `RequestError`."""
         encoding = self.header(b"content-encoding")
-        if encoding is None or encoding.lower() == b"identity":
+        if not encoding or encoding.lower() == b"identity":
             return body
         return decode_request(body, encoding, limit)
 

@@ -256,14 +256,14 @@ async def tell(exchange: Exchange, dialect: Dialect, error: UpstreamError) -> No
 
 def _streams(call: UpstreamCall) -> bool:
     return call.status == 200 and any(
-        name == b"content-type" and value.startswith(b"text/event-stream") for name, value in call.headers
+        name == b"content-type" and value.lower().startswith(b"text/event-stream") for name, value in call.headers
     )
 
 
 def _decoding(headers: Headers) -> tuple[Undo | None, Headers]:
     """How to undo the content encoding, if there is one, and the headers without it. Raises `UpstreamError`."""
-    encoding = next((value for name, value in headers if name == b"content-encoding"), b"identity").lower()
-    if encoding == b"identity":
+    encoding = next((value for name, value in headers if name == b"content-encoding"), b"").lower()
+    if encoding in (b"", b"identity"):
         return None, headers
     found = decoder(encoding)
     if found is None:

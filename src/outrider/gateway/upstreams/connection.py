@@ -87,8 +87,11 @@ class UpstreamConnection(asyncio.Protocol):
         self.received = True
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        except httptools.HttpParserError as error:
             call.fail(UpstreamError("upstream_invalid", f"the upstream's answer is not valid HTTP: {error}"))
+            self.close()
+        except httptools.HttpParserUpgrade:
+            call.fail(UpstreamError("upstream_invalid", "the upstream changes to another protocol, unasked"))
             self.close()
         if self._unasked:
             self.close()  # more than was promised: the next call would take the rest for its own answer
