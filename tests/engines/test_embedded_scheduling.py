@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -16,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from outrider.engines.embedded.scheduler import Scheduler
 from outrider.errors import EngineError
 
 PATIENCE_S = 60.0
@@ -26,6 +28,21 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.01)
+
+
+@pytest.fixture
+def slow(monkeypatch) -> Iterator[threading.Event]:
+    """While it is set, a step of any engine takes a while, so that a long request is long on every machine."""
+    slow, step = threading.Event(), Scheduler._step
+
+    def slowly(scheduler: Scheduler) -> None:
+        if slow.is_set():
+            time.sleep(0.02)
+        step(scheduler)
+
+    monkeypatch.setattr(Scheduler, "_step", slowly)
+    yield slow
+    slow.clear()
 
 
 def ids(seed: int, length: int) -> list[int]:
@@ -92,15 +109,17 @@ def test_more_requests_than_slots_all_end(start_engine):
     assert engine.control.stats()["running"] == 0
 
 
-def test_a_short_request_overtakes_a_long_one(start_engine):
+def test_a_short_request_overtakes_a_long_one(start_engine, slow):
     engine = start_engine(slots=2)
     ended = []
+    slow.set()
     with ThreadPoolExecutor(2) as pool:
         long = pool.submit(engine.complete, ids(1, 10), max_tokens=240, ignore_eos=True)
         long.add_done_callback(lambda _: ended.append("long"))
         wait_for(lambda: engine.control.stats()["running"] == 1)
         engine.complete(ids(2, 10), max_tokens=2, ignore_eos=True)
         ended.append("short")
+        slow.clear()
         long.result()
     assert ended == ["short", "long"]
 
@@ -109,13 +128,12 @@ def test_a_short_request_overtakes_a_long_one(start_engine):
 def test_a_client_that_leaves_frees_its_slot(start_engine, stream):
     engine = start_engine(slots=1, max_model_len=512)
     ask = {"prompt": ids(1, 5), "max_tokens": 500, "ignore_eos": True, "n": 60, "stream": stream}
-    with httpx.Client(base_url=engine.url, timeout=0.2) as client:
+    body = json.dumps(ask).encode()
+    with socket.create_connection(("127.0.0.1", httpx.URL(engine.url).port), timeout=60) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        wait_for(lambda: engine.control.stats()["running"] == 1)
         if stream:
-            with client.stream("POST", "/v1/completions", json=ask) as response:
-                next(response.iter_bytes())
-        else:
-            with pytest.raises(httpx.ReadTimeout):
-                client.post("/v1/completions", json=ask)
+            assert client.recv(65536).startswith(b"HTTP/1.1 200")
     wait_for(lambda: engine.control.stats()["cancelled"] == 1)
     found = engine.control.stats()
     assert (found["running"], found["waiting"]) == (0, 0)
@@ -123,12 +141,14 @@ def test_a_client_that_leaves_frees_its_slot(start_engine, stream):
     assert engine.complete(ids(2, 5), max_tokens=2, ignore_eos=True)["usage"]["completion_tokens"] == 2
 
 
-def test_pause_lets_running_ones_end_and_admits_no_other(start_engine):
+def test_pause_lets_running_ones_end_and_admits_no_other(start_engine, slow):
     engine = start_engine()
+    slow.set()
     with ThreadPoolExecutor(2) as pool:
         running = pool.submit(engine.complete, ids(1, 10), max_tokens=200, ignore_eos=True)
         wait_for(lambda: engine.control.stats()["running"] == 1)
         engine.control.pause()
+        slow.clear()
         waiting = pool.submit(engine.complete, ids(2, 10), max_tokens=2, ignore_eos=True)
         assert running.result()["usage"]["completion_tokens"] == 200
         wait_for(lambda: engine.control.stats()["waiting"] == 1)
@@ -209,15 +229,18 @@ def test_weights_that_cannot_be_read_change_nothing(engine, tiny, tmp_path):
     assert greedy(engine) == before
 
 
-def test_a_swap_amid_a_request_shows_in_its_versions(start_engine, other_weights, tiny):
+def test_a_swap_amid_a_request_shows_in_its_versions(start_engine, slow, other_weights, tiny):
     engine = start_engine(max_model_len=512)
     stop = threading.Event()
+    slow.set()
 
     def swap() -> None:
         version = 0
+        wait_for(lambda: engine.control.stats()["running"] == 1)
         while not stop.is_set():
             version += 1
             engine.control.load_weights(other_weights if version % 2 else tiny, version)
+            slow.clear()
 
     thread = threading.Thread(target=swap)
     thread.start()

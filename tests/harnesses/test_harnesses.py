@@ -13,7 +13,7 @@ from harnesses.bench import Bench, Setting
 from harnesses.catalog import HARNESSES, Harness, Variant
 from harnesses.install import install
 
-pytestmark = pytest.mark.harness
+pytestmark = [pytest.mark.harness, pytest.mark.timeout(1800)]
 
 # Those that install in seconds, in all their variants.
 CHOSEN = (
