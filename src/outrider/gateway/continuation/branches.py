@@ -95,8 +95,7 @@ class Attempt:
                 for chain, all in self.written_on.items()
                 if (left := [one for one in all if one is not branch])
             }
-        if branch.meanings[-1].calls:
-            self.retold = {chain: one for chain, one in self.retold.items() if one is not branch}
+        self.retold = {chain: one for chain, one in self.retold.items() if one is not branch}
 
     def diagnose(self, talk: Talk, messages: Sequence[Json], options: bytes) -> Break | None:
         """Why `talk`, which has answers in it, continues none of the branches; None if it never was one of theirs."""
@@ -156,12 +155,9 @@ class Branches:
 
 
 def _retold(before: bytes, branch: Branch) -> Iterator[bytes]:
-    """Chains that end with its answer's calls as text; `before` stands for all before the answer."""
-    answer = branch.meanings[-1]
-    if answer.calls and not answer.reasoning:  # such agents keep no reasoning either, which is a break
-        for text in retellings(branch.answer.message):
-            message = {"role": "assistant", "content": text}
-            yield follow(before, meaning_of(message, {}, len(branch.meanings) - 1))
+    """Chains that end with its answer as an agent may retell it; `before` stands for all before the answer."""
+    for message in retellings(branch.answer.message):
+        yield follow(before, meaning_of(message, {}, len(branch.meanings) - 1))
 
 
 def _shared(ours: Sequence[Meaning], theirs: Sequence[Meaning]) -> int:
@@ -207,15 +203,14 @@ def _written_on(branch: Branch, message: Json) -> str | None:
 
 def _same_but_reasoning(branch: Branch, messages: Sequence[Json], at: int) -> bool:
     """The message there has all that the branch says there but its reasoning, perhaps retold or written on."""
-    ours, message = branch.meanings[at], messages[at]
-    theirs = meaning_of(message, {}, at)
+    ours, theirs = branch.meanings[at], meaning_of(messages[at], {}, at)
     if (ours.role, ours.text, ours.calls) == (theirs.role, theirs.text, theirs.calls):
         return True
-    if at < len(branch.meanings) - 1 or theirs.role != "assistant" or theirs.calls:
+    if at < len(branch.meanings) - 1:
         return False
-    if ours.calls:
-        return message["content"] in retellings(branch.answer.message)
-    return _written_on(branch, message) is not None
+    bare = {name: value for name, value in branch.answer.message.items() if name != "reasoning_content"}
+    retold = (meaning_of(message, {}, at).digest for message in retellings(bare))
+    return theirs.digest in retold or _written_on(branch, messages[at]) is not None
 
 
 def _changed(ours: Meaning, theirs: Meaning) -> Break:

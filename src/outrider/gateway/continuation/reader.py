@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from outrider.gateway.continuation.answer import AnswerStream, chat_logprobs
 from outrider.gateway.continuation.request import ChatRequest
@@ -87,9 +88,9 @@ class ContinuedReader:
 
     def result(self) -> ReplyTokens:
         found = self._tokens.result()
-        if not found.prompt_ids:
+        if found.prompt_ids is None or not len(found.prompt_ids):
             return replace(found, prompt_ids=list(self._prompt_ids))
-        if found.prompt_ids != self._prompt_ids and not found.problem:
+        if not np.array_equal(found.prompt_ids, self._prompt_ids) and not found.problem:
             return replace(found, problem="the engine used another prompt than it was sent")
         return found
 

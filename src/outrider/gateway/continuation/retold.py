@@ -1,15 +1,16 @@
-"""Calls that an agent sends back as text.
+"""Answers that an agent sends back in another form.
 
-A harness may keep no tool calls in its history, and write them out there instead. That is a call of ours where the text
-is, to the byte, what such a harness makes of the answer that it was told: so the text is made here too, and compared.
-smolagents is one. Where the model made no call it looks for one in its words, as JSON, and writes that out behind them.
+Some harnesses cut the blank space off an answer's ends. Some keep no tool calls in their history, and write them out as
+text. That is an answer of ours where it is, to the byte, what such a harness makes of the answer that it was told: so
+these forms are made here too, and compared. smolagents does both. Where the model made no call it looks for one in its
+words, as JSON, and writes that out behind them.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from outrider.types import Json
@@ -17,13 +18,21 @@ from outrider.types import Json
 _NEW_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def retellings(message: Json) -> Sequence[str]:
-    """All texts that `message`, a plain one with tool calls, may come back as."""
+def retellings(message: Json) -> Iterator[Json]:
+    """All other messages that `message`, a plain answer, may come back as."""
+    text = message["content"]
+    for cut in {text.strip(), text.rstrip()} - {text}:
+        yield {**message, "content": cut}
+    if message.get("tool_calls") and not message.get("reasoning_content"):  # who tells calls so keeps no thoughts
+        for told in _with_calls(text.strip(), message["tool_calls"]):
+            yield {"role": "assistant", "content": told}
+
+
+def _with_calls(said: str, calls: Sequence[Json]) -> Sequence[str]:
     try:
-        text = _told([_call(one["id"], one["function"]) for one in message["tool_calls"]])
+        text = _told([_call(one["id"], one["function"]) for one in calls])
     except RecursionError:
         return ()
-    said = message["content"].strip()
     # Where there was no text: with an empty one before it, as smolagents keeps of a stream, or with none.
     return (f"{said}\n{text}",) if said else (f"\n{text}", text)
 
