@@ -273,6 +273,7 @@ def make_backend(config: RunConfig, model: Path) -> Backend:
         value_head=train.critic if train.advantage in CRITICS else "none",
         value_lr_ratio=train.critic_lr / train.lr if train.critic_lr else 1.0,
         share_prefixes=train.share_prefixes,
+        attention=train.attention,
         gradient_checkpointing=train.gradient_checkpointing,
         threads=train.threads,
         seed=config.seed,

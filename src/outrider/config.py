@@ -295,6 +295,10 @@ class TrainConfig(Section, frozen=True, kw_only=True):
         float, Meta(ge=0, description="Peak learning rate of the value head; 0 for that of the policy.")
     ] = 1e-4
     share_prefixes: Annotated[bool, Meta(description="Compute prefixes that rows share once.")] = True
+    attention: Annotated[
+        Literal["auto", "tiles", "flex"],
+        Meta(description="Of shared prefixes: tiles; PyTorch's flex attention, for a GPU; auto: flex on a GPU."),
+    ] = "auto"
     gradient_checkpointing: Annotated[bool, Meta(description="Recompute activations to save memory.")] = False
     threads: Annotated[int, Meta(ge=0, description="CPU threads; 0 for all cores.")] = 0
     keep_checkpoints: Annotated[int, Meta(ge=1, description="Checkpoints kept in the run folder.")] = 2
