@@ -281,8 +281,9 @@ def levelled(values):
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("chat", [True, False])
-def test_R12_a_stream_says_from_which_token_on_new_weights_sampled(start_engine, tiny, level_weights, chat, n):
+def test_R12_a_stream_says_from_which_token_on_new_weights_sampled(start_engine, slow, tiny, level_weights, chat, n):
     engine = start_engine(max_model_len=1024)
+    slow.set()
     body = {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True} if chat else {"prompt": ids(1, 20)}
     ask = {"logprobs": 0, **body, "n": n, "max_tokens": 600, "ignore_eos": True, "return_token_ids": True}
     versions = {index: [] for index in range(n)}
@@ -307,19 +308,22 @@ def test_R12_a_stream_says_from_which_token_on_new_weights_sampled(start_engine,
                 )
             if len(found) == 5 and engine.control.version() == 0:
                 engine.control.load_weights(level_weights, 1)
+                slow.clear()
     assert told == 2 * n  # at the first token and at the swap
     for index in range(n):
         assert versions[index] == levelled(values[index])
         assert set(versions[index]) == {0, 1}
 
 
-def test_R12_a_plain_answer_says_it_too(start_engine, level_weights):
+def test_R12_a_plain_answer_says_it_too(start_engine, slow, level_weights):
     engine = start_engine(max_model_len=1024)
+    slow.set()
     ask = {"n": 2, "max_tokens": 900, "ignore_eos": True, "logprobs": 0}
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(engine.complete, [ids(1, 20), ids(2, 9)], **ask)
         wait_for(lambda: engine.control.stats()["decode_tokens"] > 40)
         engine.control.load_weights(level_weights, 1)
+        slow.clear()
         choices = answer.result()["choices"]
     assert len(choices) == 4
     for choice in choices:
