@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from fakes.gateway import CHAT, MESSAGES
+from fakes.gateway import ADMIN_KEY, CHAT, MESSAGES
 from fakes.records import make_call
 from outrider.errors import StoreBusy
 from outrider.gateway.sessions import TRAJECTORY_PREFIX
 from outrider.types import Attempt, Mode
 
-KEYS = {"admin": "ora-test", "trainer": "ort-test", "grader": "org-test", "read": "orr-test"}
+KEYS = {"admin": ADMIN_KEY, "trainer": "ort-test", "grader": "org-test", "read": "orr-test"}
 OPTIONS = {f"{role}_key": key for role, key in KEYS.items()}
 REWARDS = "/admin/attempts/attempt-1/rewards"
 

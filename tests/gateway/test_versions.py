@@ -8,7 +8,7 @@ import time
 import pytest
 
 from fakes.engine import chunk, stream
-from fakes.gateway import CHAT, MESSAGES, wait_for
+from fakes.gateway import ADMIN_KEY, CHAT, MESSAGES, wait_for
 from outrider.errors import EngineError, SetupError
 from outrider.gateway.client import GatewayClient
 from outrider.types import Mode
@@ -141,13 +141,13 @@ def test_an_empty_admin_key_opens_nothing(engine, start):
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'{"version": "1"}', b'{"version": -1}', b'{"x": 1}'])
 def test_a_bad_admin_request_is_refused_and_changes_nothing(gateway, body):
-    got = gateway.request("POST", "/admin/resume", body, {"authorization": "Bearer ora-test"})
+    got = gateway.request("POST", "/admin/resume", body, {"authorization": f"Bearer {ADMIN_KEY}"})
     assert got.status == 400
     assert gateway.client.health()["policy_version"] is None
 
 
 def test_a_bad_admin_request_names_the_field(gateway):
-    got = gateway.request("POST", "/admin/resume", b'{"version": "1"}', {"authorization": "Bearer ora-test"})
+    got = gateway.request("POST", "/admin/resume", b'{"version": "1"}', {"authorization": f"Bearer {ADMIN_KEY}"})
     assert got.json["error"]["message"] == "The request is not valid: version: expected int | null, got str."
 
 
@@ -157,7 +157,7 @@ def test_a_resume_without_a_version_leaves_it(gateway, version):
     if version is not None:
         gateway.client.resume(version)
     gateway.client.pause(1.0)
-    assert gateway.request("POST", "/admin/resume", b"", {"authorization": "Bearer ora-test"}).status == 200
+    assert gateway.request("POST", "/admin/resume", b"", {"authorization": f"Bearer {ADMIN_KEY}"}).status == 200
     assert gateway.client.health()["paused"] is False
     assert gateway.client.health()["policy_version"] == version
     assert gateway.chat(gateway.open()).status == 200
@@ -165,7 +165,7 @@ def test_a_resume_without_a_version_leaves_it(gateway, version):
 
 
 def test_an_unknown_admin_route_is_404(gateway):
-    assert gateway.request("POST", "/admin/x", b"", {"authorization": "Bearer ora-test"}).status == 404
+    assert gateway.request("POST", "/admin/x", b"", {"authorization": f"Bearer {ADMIN_KEY}"}).status == 404
 
 
 def test_the_client_says_what_is_wrong(gateway):
