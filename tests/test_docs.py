@@ -99,7 +99,8 @@ def test_links_between_pages_lead_somewhere():
 
 @pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith("make")])
 def test_make_targets_run_in_ci(line):
-    assert line in NOT_IN_CI or re.search(rf"^{line}\b", (ROOT / ".ci" / "run").read_text(), re.M), line
+    target = " ".join(line.split()[:2])
+    assert target in NOT_IN_CI or re.search(rf"^{target}\b", (ROOT / ".ci" / "run").read_text(), re.M), line
 
 
 def test_extras_that_are_named_exist():

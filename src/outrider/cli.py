@@ -116,9 +116,14 @@ def evaluate(run_file: Path, overrides: tuple[str, ...]) -> None:
     """Measure a model on the held-out tasks: -o model.path=RUN/best -o out=DIR. Prints one JSON object."""
     config = configuration.load(run_file, overrides)
     from outrider import assemble
+    from outrider.reports.offered import unseen_in_run
 
     with started(config, run_file.resolve().parent, training=False) as (inputs, view, stop):
         record = assemble.evaluate(inputs, view, stop)
+    with assemble.opened(inputs.folder) as store:
+        unseen = unseen_in_run(store, assemble.tokenizer(inputs.folder))
+    if unseen:
+        click.echo(unseen, err=True)
     click.echo(json.dumps(record))
 
 
@@ -173,6 +178,7 @@ def train_to_end(config: configuration.RunConfig, root: Path) -> None:
     from outrider import assemble
     from outrider.reports.closing import closing_words
     from outrider.reports.history import read_history
+    from outrider.reports.offered import unseen_in_run
     from outrider.reports.report import write_report
     from outrider.reports.summary import write_summary
 
@@ -191,8 +197,10 @@ def train_to_end(config: configuration.RunConfig, root: Path) -> None:
         best=result["best"],
     )
     with assemble.opened(folder) as store:
-        write_report(folder.root, store, tokenizer=assemble.tokenizer(folder))
-    click.echo(closing_words(read_history(folder.root)))
+        tokenizer = assemble.tokenizer(folder)
+        write_report(folder.root, store, tokenizer=tokenizer)
+        unseen = unseen_in_run(store, tokenizer)
+    click.echo(closing_words(read_history(folder.root), unseen))
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ from outrider.reports.history import History, dig, share
 from outrider.reports.text import aligned_percent, duration, finite, gigabytes, number, one_line, tally
 
 
-def closing_words(history: History) -> str:
-    """Some lines for a terminal, from the files of a finished run."""
+def closing_words(history: History, note: str = "") -> str:
+    """Some lines for a terminal, from the files of a finished run. `note` is one more sentence."""
     folder = shown_path(history.path)
-    lines = ["", *_success(history), *_effort(history), *_lessons(history), ""]
+    lines = ["", *_success(history), *_effort(history), *_lessons(history), *([note] if note else []), ""]
     command, typed = program(), shlex.quote(folder)
     rows = [("Report", f"{folder}/report.html"), ("All rollouts", f"{command} inspect {typed}")]
     after = history.after

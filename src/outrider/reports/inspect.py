@@ -20,6 +20,7 @@ from outrider.protocols import Store
 from outrider.reports.call_view import call_view, legend
 from outrider.reports.conversation import turns
 from outrider.reports.exchanges import counted_attempt
+from outrider.reports.offered import unseen_tools
 from outrider.reports.text import clean, duration, number, one_line
 from outrider.reports.tokens import Tokenizer
 from outrider.types import Attempt, Failure, Reward, Rollout, RolloutState
@@ -132,6 +133,9 @@ def show_rollout(
         console.print(Text("The harness made no call.\n", "yellow"))
     else:
         console.print(legend())
+        unseen = unseen_tools(calls, tokenizer)
+        if unseen:
+            console.print(Text(unseen, "yellow"))
     for position, turn in enumerate(turns(calls)):
         console.print(Rule(Text(f"call {position + 1} of {len(calls)}", "bold"), align="left", style="dim"))
         console.print(call_view(turn, [call.prompt_ids for call in calls], tokenizer, all_tokens=all_tokens))
