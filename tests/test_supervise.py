@@ -1,5 +1,6 @@
 """Services that die, come back, or don't."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ import urllib.request
 import pytest
 
 from outrider.errors import RunError, SetupError
-from outrider.supervise import MAX_RESTARTS, Service, Supervisor, free_port
+from outrider.supervise import MAX_RESTARTS, Service, Supervisor, free_port, hold_port
 from outrider.types import Failure
 
 SERVER = """
@@ -30,10 +31,10 @@ def until(condition, timeout_s=60.0):
 
 @pytest.fixture
 def make(tmp_path):
-    supervisors = []
+    supervisors, ports = [], contextlib.ExitStack()
 
-    def make(code=SERVER, start_timeout_s=30.0):
-        port = free_port("127.0.0.1", 0, "test.port")
+    def make(code=SERVER, start_timeout_s=60.0):
+        port = ports.enter_context(hold_port("127.0.0.1", 0, "test.port"))
 
         def wait_ready(timeout_s):
             try:
@@ -58,6 +59,7 @@ def make(tmp_path):
     yield make
     for supervisor in supervisors:
         supervisor.close()
+    ports.close()
 
 
 def test_a_killed_service_comes_back_and_the_outage_is_known(make):
@@ -108,7 +110,7 @@ def test_a_service_that_keeps_dying_breaks_the_run(make):
     killer = threading.Thread(target=lambda: [_kill_next(supervisor, service) for _ in range(MAX_RESTARTS + 1)])
     killer.start()
     until(lambda: supervisor.broken)
-    killer.join()
+    killer.join(60)
     with pytest.raises(RunError, match="can be resumed"):
         supervisor.check()
     with pytest.raises(RunError):
@@ -120,6 +122,17 @@ def _kill_next(supervisor, service):
     before = len(supervisor.outages)
     os.kill(service.process.pid, signal.SIGKILL)
     until(lambda: len(supervisor.outages) > before)
+
+
+def test_a_port_is_held_while_the_service_is_down():
+    with hold_port("127.0.0.1", 0, "gateway.port") as port:
+        for _ in range(2):  # the service comes and goes
+            with socket.create_server(("127.0.0.1", port)):  # which reuses addresses, as ours do
+                socket.create_connection(("127.0.0.1", port), timeout=30).close()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), timeout=30)
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
 
 
 def test_a_port_in_use_names_the_field():

@@ -30,7 +30,7 @@ from outrider.registry import resolve
 from outrider.rl.advantages import CRITICS
 from outrider.runfolder import RunFolder
 from outrider.stores import check_url, open_store
-from outrider.supervise import Service, Supervisor, free_port
+from outrider.supervise import Service, Supervisor, free_port, hold_port
 from outrider.train import Parts, Progress, Trainer
 from outrider.types import Failure, Json, Task
 
@@ -152,8 +152,9 @@ def services_running(inputs: Inputs, model: Path, progress: Progress, observer: 
     services = Services(inputs.config, inputs.folder, model, progress, observer)
     try:
         observer.phase("start the engine and the gateway", 0)
-        services.supervisor.start([services.engine(), services.gateway()])
-        yield services
+        with services.ports_held():
+            services.supervisor.start([services.engine(), services.gateway()])
+            yield services
     finally:
         inputs.executor.close()
         services.supervisor.close()
@@ -204,6 +205,15 @@ class Services:
         self._engine_url = f"http://127.0.0.1:{self._engine_port}"
         self.engine_client: Engine = resolve("engine", config.engine.kind, field="engine.kind")(self._engine_url)
         self.gateway_client = GatewayClient(self._gateway_url, self._admin_key)
+
+    @contextlib.contextmanager
+    def ports_held(self) -> Iterator[None]:
+        """Both are kept for the services, while these are down too."""
+        with (
+            hold_port("127.0.0.1", self._engine_port, "engine.port"),
+            hold_port(self._config.gateway.host, self._gateway_port, "gateway.port"),
+        ):
+            yield
 
     def env_for_key(self, key: str) -> dict[str, str]:
         """What a harness needs to find its model here: the base URLs that SDKs read, with the key in the path."""

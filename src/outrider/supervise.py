@@ -14,7 +14,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -182,15 +182,26 @@ class Supervisor:
 
 def free_port(host: str, wanted: int, what: str) -> int:
     """`wanted` if it can be bound, or any free one for 0. Raises `SetupError` that names the field."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with hold_port(host, wanted, what) as port:
+        return port
+
+
+@contextlib.contextmanager
+def hold_port(host: str, wanted: int, what: str) -> Iterator[int]:
+    """The same, and nobody else gets the port meanwhile, whether the service that listens on it is up or not.
+
+    Without that, what asks for a service that is down may be given the service's port by the system as its own, and is
+    then connected with itself: the service could never come back. The service has to bind with SO_REUSEADDR.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, wanted))
+            held.bind((host, wanted))
         except OSError as error:
             raise SetupError(
                 f"{what}: cannot listen on {host}:{wanted} ({error.strerror}). Choose another port, or 0 for any."
             ) from None
-        return int(probe.getsockname()[1])
+        yield int(held.getsockname()[1])
 
 
 def kill_group(pid: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import zlib
 from collections import deque
@@ -20,6 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from aiohttp import web
+
+from fakes.ports import claim
 
 Json = dict[str, Any]
 SSE_HEADERS = {"content-type": "text/event-stream; charset=utf-8"}
@@ -95,6 +98,7 @@ class ScriptedEngine:
         self.probes: int
         self.forget()
         self.port = 0
+        self._claim: socket.socket | None = None
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
@@ -128,6 +132,8 @@ class ScriptedEngine:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        if self._claim is not None:
+            self._claim.close()
 
     def stop(self) -> None:
         """Close the port and all connections; `start` opens the same port again."""
@@ -142,8 +148,10 @@ class ScriptedEngine:
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         assert self._runner.server is not None
+        if self._claim is None:
+            self._claim = claim(self.port)
+            self.port = self._claim.getsockname()[1]
         self._server = await self._loop.create_server(self._runner.server, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def _stop(self) -> None:
         if self._runner is None or self._server is None:

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Self
 
+from fakes.ports import claim
+
 SCRIPT = """
 import sys, threading
 from fakes.engine import ScriptedEngine
@@ -24,7 +26,8 @@ class EngineProcess:
     """Gives the default answers of a `ScriptedEngine`, each after `delay_s`. Started on entering, killed on leaving."""
 
     def __init__(self, *, delay_s: float = 0.0) -> None:
-        self.port = 0
+        self._claim = claim()
+        self.port: int = self._claim.getsockname()[1]
         self._delay_s = delay_s
 
     @property
@@ -41,7 +44,7 @@ class EngineProcess:
         argv = [sys.executable, "-c", SCRIPT, str(self.port), str(self._delay_s)]
         self._process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env)
         assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline())
+        assert int(self._process.stdout.readline()) == self.port
 
     def kill(self) -> None:
         """SIGKILL: the kernel resets its connections."""
@@ -53,3 +56,4 @@ class EngineProcess:
     def __exit__(self, *error: object) -> None:
         if self._process.poll() is None:
             self.kill()
+        self._claim.close()

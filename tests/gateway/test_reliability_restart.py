@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from fakes.gateway import wait_for
+from fakes.ports import claim
 from fakes.process import GatewayProcess
 from outrider import trajectory
 from outrider.keys import hash_key, new_key
@@ -30,8 +31,11 @@ def test_attempts_in_flight_go_on_after_a_restart(engine, tmp_path, how):
     for number, key in enumerate(keys):
         store.open_session(Session(attempt_id=f"attempt-{number}", key_hash=hash_key(key), mode=Mode.TRAIN))
     engine.delay_s = 0.1
-    with GatewayProcess(engine, tmp_path / "s.sqlite3") as gateway, ThreadPoolExecutor(AGENTS) as pool:
-        gateway._options["port"] = gateway.port
+    with (
+        claim() as held,
+        GatewayProcess(engine, tmp_path / "s.sqlite3", port=held.getsockname()[1]) as gateway,
+        ThreadPoolExecutor(AGENTS) as pool,
+    ):
         gateway.client.resume(3)
         agents = [pool.submit(agent, gateway.base_url, key, number) for number, key in enumerate(keys)]
         wait_for(lambda: len(engine.received) >= 2 * AGENTS)
