@@ -118,3 +118,11 @@ def test_doctor_says_what_can_be_run(tmp_path):
     result = outrider("doctor", cwd=tmp_path)
     assert result.returncode == 0, result.stdout
     assert "quickstart" in result.stdout
+
+
+def test_training_without_torch_says_what_to_install(project):
+    hide = "import importlib.util as u; find = u.find_spec; u.find_spec = lambda n: None if n == 'torch' else find(n)"
+    code = hide + "\nfrom outrider.cli import main; main(['train', 'run.toml'])"
+    result = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True, check=False)
+    assert result.returncode == 3
+    assert "pip install 'outrider[train]'" in result.stderr

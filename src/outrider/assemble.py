@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import secrets
@@ -19,7 +20,7 @@ from outrider import learn
 from outrider.config import RunConfig, parse
 from outrider.data.tasks import load_tasks
 from outrider.engines.embedded.weights import resolve_model
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, SetupError
 from outrider.executors.local import LocalExecutor
 from outrider.gateway.client import GatewayClient
 from outrider.keys import split_password
@@ -82,6 +83,8 @@ def check_inputs(config: RunConfig, root: Path, folder: RunFolder, *, training: 
 
 def _check_names(config: RunConfig, root: Path, *, training: bool) -> None:
     """Names that are needed only once services run, or torch; a wrong one should not wait for that."""
+    if training and importlib.util.find_spec("torch") is None:
+        raise SetupError(f"training needs torch, which {sys.executable} has not: pip install 'outrider[train]'.")
     resolve("engine", config.engine.kind, field="engine.kind")
     if config.store.url:
         check_url(config.store.url, field="store.url")
