@@ -120,6 +120,15 @@ def test_normalisations_by_hand(name, expected):
     np.testing.assert_allclose([item.weights[-1] for item in made.rows], expected, rtol=1e-6)
 
 
+def test_rewards_are_what_they_were_given_as():
+    """In float32 0.7 is below 0.7: nobody would have solved what a reward of 0.7 solves."""
+    samples = [row("r1", "g", 1), row("r2", "g", 1), row("r3", "g", 1)]
+    rewards = {"r1": 0.7, "r2": 0.6, "r3": 0.1}
+    made = batch(samples, rewards, estimator="pass_at_k", context=Context(k=1, success=0.7))
+    assert made.advantages["r1"] > 0 > made.advantages["r2"]
+    assert made.earned == (0.7, 0.6, 0.1)
+
+
 @given(data=st.data(), normalisation=st.sampled_from(["rollout", "token", "constant"]))
 def test_splitting_and_reordering_rows_changes_no_gradient(data, normalisation):
     """The gradient sums ``weight * advantage`` over tokens, so it is enough that each token keeps its product."""
