@@ -154,7 +154,7 @@ def services_running(inputs: Inputs, model: Path, progress: Progress, observer: 
     """Start the engine and the gateway of a run; at the end stop them and whatever the executor still runs."""
     services = Services(inputs.config, inputs.folder, model, progress, observer)
     try:
-        observer.phase("start the engine and the gateway", 0)
+        observer.phase("start services", 0)
         with services.ports_held():
             services.supervisor.start([services.engine(), services.gateway()])
             yield services

@@ -7,7 +7,7 @@ from typing import Any
 
 from outrider.errors import SetupError
 from outrider.reports.history import History, Share, dig, share
-from outrider.reports.text import clean, finite
+from outrider.reports.text import clean, finite, percent
 
 _BLUE, _ORANGE, _GREY, _INK, _SOFT, _LINE = "#2563c9", "#c9690f", "#8a94a1", "#1c2128", "#5d6672", "#e1e5ea"
 
@@ -105,7 +105,7 @@ def _bars(axes: Any, history: History) -> None:
             if one.low is not None and one.high is not None:
                 axes.errorbar(place, one.value, yerr=_errors([one]), fmt="none", color=_INK, capsize=4, linewidth=1.2)
             top = one.value if one.high is None else one.high
-            axes.text(place, top + 0.025, f"{one.value:.0%}", ha="center", fontsize=11, color=_INK, weight="bold")
+            axes.text(place, top + 0.025, percent(one.value), ha="center", fontsize=11, color=_INK, weight="bold")
     axes.set_xticks(places, names)
     axes.set_xlim(-0.7, 4.1)
     axes.set_ylim(0, 1.1)
