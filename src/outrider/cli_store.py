@@ -97,7 +97,9 @@ def prune(store_url: str, older_than: float | None, max_size: int | None, dry_ru
         f"{verb} {counts.calls} calls of {counts.attempts} attempts; {counts.given_back / 1e6:.1f} MB given back"
     )
     if not counts.attempts:
-        click.echo("What always stays: attempts of rollouts that still run, or that did something within the last hour.")
+        click.echo(
+            "What always stays: attempts of running rollouts, and those that did something within the last hour."
+        )
 
 
 @click.command()
