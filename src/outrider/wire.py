@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from outrider.types import Break, Json, Runs, Usage
+from outrider.types import Break, IntArray, Json, Runs, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,8 @@ class SampledChoice:
 class ReplyTokens:
     """What a reply said about its tokens, unchecked; the gateway decides the call's fidelity from it."""
 
-    prompt_ids: list[int | None] | None
+    prompt_ids: list[int | None] | IntArray | None
+    """There are many, and they wait for the commit: an array takes a tenth of a list's memory."""
     choices: tuple[SampledChoice, ...]
     usage: Usage | None
     problem: str = ""

@@ -78,7 +78,7 @@ def test_a_stream_is_read_for_its_tokens_and_shown_in_the_clients_protocol(kind,
     assert names(shown)[-1] not in ("message_stop", "response.completed")
     assert reader.end() == b""
     found = reader.result()
-    assert (found.prompt_ids, found.choices[0].token_ids) == ([1, 2, 3], [21, 22])
+    assert (list(found.prompt_ids), found.choices[0].token_ids) == ([1, 2, 3], [21, 22])
     assert found.choices[0].logprobs == [-0.5, -0.5]
     assert found.usage == Usage(prompt_tokens=9, completion_tokens=5)
 

@@ -80,7 +80,7 @@ def read(reader, pieces):
     told += b"".join(reader.event(event) for event in splitter.end()) + reader.end()
     assert reader.finished
     assert not reader.error
-    return told, reader.result()
+    return told, repr(reader.result())
 
 
 def understood(told):

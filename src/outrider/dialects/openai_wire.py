@@ -8,14 +8,16 @@ and `token_ids` on each choice or streamed chunk. Outrider's own engine adds `po
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 
 from outrider.dialects.openai_hidden import Known, event_with, shown
 from outrider.errors import RequestError
-from outrider.types import Json, Runs, Usage
+from outrider.types import IntArray, Json, Runs, Usage
 from outrider.wire import ErrorReply, Event, ReplyTokens, SampledChoice, UpstreamRequest, WireRequest
 
 T = TypeVar("T")
@@ -242,7 +244,7 @@ class OpenAIReader:
         self._reply = reply
         self._entries = entries
         self._choices: dict[int, _Tally] = {}
-        self._prompt_ids: Ids | None = None
+        self._prompt_ids: Ids | IntArray | None = None
         self._usage: Usage | None = None
         self._problem = ""
         self._unreadable = False
@@ -367,8 +369,8 @@ class OpenAIReader:
 
     def _take_prompt(self, ids: Ids) -> None:
         if self._prompt_ids is None:
-            self._prompt_ids = ids
-        elif self._prompt_ids != ids:
+            self._prompt_ids = _array(ids)
+        elif not np.array_equal(np.asarray(self._prompt_ids), np.asarray(_array(ids))):
             self._problem = self._problem or "choices with different prompts in one call"
 
     def _take_loosely(self, data: bytes) -> None:
@@ -396,6 +398,14 @@ class OpenAIReader:
     def _shown(self, data: bytes, known: Known | None) -> bytes:
         hidden = self._hidden
         return shown(data, known, ids=TOKEN_IDS in hidden, logprobs=LOGPROBS in hidden, model=self._model)
+
+
+def _array(ids: Ids) -> Ids | IntArray:
+    """The same list where an entry is null or too large."""
+    try:
+        return np.frombuffer(struct.pack(f"{len(ids)}i", *ids), dtype=np.int32)  # numpy takes twice as long for a list
+    except struct.error:
+        return ids
 
 
 def _error_text(error: Any) -> str:

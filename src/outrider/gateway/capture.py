@@ -36,10 +36,10 @@ def capture(reply: ReplyTokens, *, failure: str = "", versions: Versions | None 
 
     Ids that can't be an array (null entries) are left out; lengths that differ are kept as they came, to be looked at.
     """
-    prompt_ids = _ids(reply.prompt_ids or [])
+    prompt_ids = _ids([] if reply.prompt_ids is None else reply.prompt_ids)
     ids = [_ids(choice.token_ids) for choice in reply.choices]
     logprobs = [_floats(choice.logprobs) for choice in reply.choices]
-    has_ids = bool(reply.prompt_ids) or any(choice.token_ids for choice in reply.choices)
+    has_ids = prompt_ids is None or len(prompt_ids) > 0 or any(choice.token_ids for choice in reply.choices)
     if not has_ids and not reply.problem:
         fidelity, reason = Fidelity.TEXT, "text: the upstream gave no token ids"
     else:
@@ -116,12 +116,15 @@ def _choice_problem(choice: SampledChoice, token_ids: IntArray | None, logprobs:
     return ""
 
 
-def _ids(ids: list[int | None]) -> IntArray | None:
+def _ids(ids: list[int | None] | IntArray) -> IntArray | None:
     """None where an entry is no token id."""
-    try:
-        found = np.frombuffer(pack(f"{len(ids)}i", *ids), dtype=np.int32)  # twice as fast as numpy is with a list
-    except StructError:
-        return None
+    if isinstance(ids, np.ndarray):
+        found = ids
+    else:
+        try:
+            found = np.frombuffer(pack(f"{len(ids)}i", *ids), dtype=np.int32)  # numpy takes twice as long for a list
+        except StructError:
+            return None
     return None if len(found) and np.minimum.reduce(found) < 0 else found
 
 

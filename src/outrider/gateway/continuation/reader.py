@@ -90,7 +90,7 @@ class ContinuedReader:
         found = self._tokens.result()
         if found.prompt_ids is None or not len(found.prompt_ids):
             return replace(found, prompt_ids=list(self._prompt_ids))
-        if not np.array_equal(found.prompt_ids, self._prompt_ids) and not found.problem:
+        if not np.array_equal(np.asarray(found.prompt_ids), self._prompt_ids) and not found.problem:
             return replace(found, problem="the engine used another prompt than it was sent")
         return found
 
