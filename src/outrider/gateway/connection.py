@@ -10,6 +10,7 @@ as if it had not.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -21,6 +22,8 @@ from uvicorn.server import ServerState
 from outrider.gateway.exchange import WATCHABLE
 
 MAX_HEAD_BYTES = 1 << 16
+# The kernel would take megabytes for an agent that does not read, and we as much of its answer from the upstream.
+UNSENT_BYTES = 1 << 17
 FRAMING_PER_BODY_BYTE = 16  # a chunk of one byte is framed by five more
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain; charset=utf-8\r\n"
@@ -109,6 +112,9 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
+        made: socket.socket | None = transport.get_extra_info("socket")
+        if made is not None and made.family != socket.AF_UNIX and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self._head_timer = self.loop.call_later(self.HEADER_TIMEOUT_S, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:

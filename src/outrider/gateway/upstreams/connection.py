@@ -23,6 +23,7 @@ _KEEP_ALIVE = (
         if hasattr(socket, name)
     ),
 )
+READ_SIZE = 1 << 16
 JOIN_LIMIT = 1 << 16  # a body up to this size is sent in one write with its head
 
 
@@ -74,6 +75,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if hasattr(transport, "max_size"):  # asyncio's own; what a slow agent is read ahead of comes in at once
+            transport.max_size = READ_SIZE
         made: socket.socket | None = transport.get_extra_info("socket")
         if made is not None:
             for level, option, value in _KEEP_ALIVE:

@@ -26,7 +26,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
 _NO_URL = re.compile(r"[^!-~]")  # HTTP's request line and Host header hold nothing else
 _ROUTE = re.compile(r"/(chat/completions|completions|responses|messages)/?$")
-HIGH_WATER = 1 << 18  # bytes read ahead of a slow agent before reading stops, and handled at once for a fast one
+HIGH_WATER = 1 << 16  # bytes read ahead of a slow agent before reading stops, and handled at once for a fast one
 
 
 def _ignore(code: Code | None, status: int) -> None:
