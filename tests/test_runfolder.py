@@ -99,6 +99,21 @@ def test_the_password_of_a_store_is_not_written_and_need_not_be_the_same(folder)
     assert json.loads((folder.root / "config.json").read_text())["store"]["url"] == "postgresql://outrider@db/runs"
 
 
+def test_a_run_of_an_older_outrider_goes_on(folder):
+    folder.adopt(parse(TREE))
+    folder.append({"kind": "eval", "step": 0})
+    old = json.loads((folder.root / "config.json").read_text())
+    del old["train"]["lora_rank"]
+    (folder.root / "config.json").write_text(json.dumps(old))
+    with pytest.raises(ConfigError, match=r"other values of train\.lora_rank"):
+        folder.adopt(parse(TREE, ["train.lora_rank=8"]))
+    folder.adopt(parse(TREE))
+    old["train"]["no_more"] = 1
+    (folder.root / "config.json").write_text(json.dumps(old))
+    with pytest.raises(ConfigError, match=r"train\.no_more"):
+        folder.adopt(parse(TREE))
+
+
 def test_what_failed_before_anything_was_done_may_be_mended(folder):
     folder.adopt(parse(TREE, ["train.lr=1.0"]))
     folder.adopt(parse(TREE, ["train.lr=2.0"]))

@@ -6,6 +6,7 @@ value names the field and what was expected. Relative paths are relative to the 
 
 from __future__ import annotations
 
+import copy
 import re
 import tomllib
 from collections.abc import Sequence
@@ -334,6 +335,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def parse(tree: dict[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
     """Check a tree of plain values against `RunConfig`. Raises `ConfigError`."""
+    tree = copy.deepcopy(tree)  # the caller's stays as it is
     for text in overrides:
         override(tree, text)
     check_keys(tree, RunConfig, RunConfig)

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import msgspec
 
-from outrider.config import RunConfig
+from outrider.config import RunConfig, parse
 from outrider.errors import ConfigError
 from outrider.keys import split_password
 from outrider.types import Json
@@ -86,7 +86,7 @@ class RunFolder:
         text = json.dumps(tree, indent=2, ensure_ascii=False)
         old = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
         if old is not None and self._has_begun(old):
-            differing = sorted(_differing(old, json.loads(text), ""))
+            differing = sorted(_differing(_completed(old), json.loads(text), ""))
             if differing:
                 raise ConfigError(
                     f"out: {self.root} holds a run with other values of {', '.join(differing)}. "
@@ -226,6 +226,15 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _completed(old: Json) -> Json:
+    """A configuration that an older Outrider wrote, with the defaults of keys that it did not know."""
+    try:
+        completed: Json = json.loads(json.dumps(msgspec.to_builtins(parse(old))))
+    except ConfigError:  # a key that is no more; the comparison names it
+        return old
+    return completed
 
 
 def _differing(old: Any, new: Any, where: str) -> list[str]:
