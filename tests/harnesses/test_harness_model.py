@@ -12,6 +12,7 @@ import pytest
 
 from fakes.gateway import RunningGateway
 from fakes.real_engine import MODEL, RealEngine
+from harnesses.bench import outcome_of
 from harnesses.catalog import HARNESSES, Dialect, Harness, Variant
 from harnesses.drive import Ran, drive
 from harnesses.install import install
@@ -71,7 +72,7 @@ def check(calls: Sequence[Call], new: Sequence[Sequence[Json]], encode) -> None:
         assert call.usage.prompt_tokens == len(call.prompt_ids)
         assert call.usage.completion_tokens == len(choice.token_ids) == len(choice.logprobs) > 0
         assert np.isfinite(choice.logprobs).all()
-    assert [call.continuation for call in calls] == ["opened", *["continued"] * (len(calls) - 1)]
+    assert [outcome_of(call)[0] for call in calls] == ["opened", *["continued"] * (len(calls) - 1)]
     for last, call, messages in zip(calls[:-1], calls[1:], new, strict=True):
         sampled = last.choices[0].token_ids.tolist()
         end = "" if sampled[-1] == encode(END)[0] else END  # an answer that was cut by its limit
@@ -120,6 +121,22 @@ def test_recorded_log_probs_are_the_models_own(gateway, tmp_path, encode, folder
     # The engine computes in bfloat16. Beside the wrong token the difference would be several.
     assert apart.mean() < 0.06
     assert apart.max() < 1.0
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_smolagents_forces_calls_that_the_real_model_does_not_make(gateway, tmp_path, encode, streamed):
+    """It tells the model so, in a message of the user's, and tries again: a policy failure that is trained on."""
+    program = ("$python", "$programs/smolagents_agent.py", "chat", "streamed" if streamed else "plain", "short")
+    key = gateway.open(f"forced {streamed}", sampling={"temperature": 0.0, "max_tokens": 48})
+    variant = Variant(dialect=Dialect.CHAT, streamed=streamed, command=program)
+    run(gateway, key, harness_called("smolagents"), variant, tmp_path)
+    *steps, last = gateway.store.calls(f"forced {streamed}")
+    assert len(steps) == 4
+    assert {outcome_of(call)[1] for call in steps} == {"a forced tool call, left free and not made"}
+    assert last.continuation == "broke: system prompt changed"  # it gives up, and asks for an answer in another way
+    said = [[{**one, "content": one["content"][0]["text"]} for one in new_messages(call)] for call in steps[1:]]
+    assert all("Error while parsing tool call" in told[-1]["content"] for told in said)
+    check(steps, said, encode)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fakes.engine import json_answer
 from fakes.gateway import CHAT
 from fakes.talk import CALL, END, TOOL, USER, Talk, result
 from outrider.gateway.telemetry.counters import Counters
@@ -56,6 +57,14 @@ def test_a_model_that_makes_no_call_answers_in_text_and_is_counted(talk, stream)
     assert talk.continues("It is five." + END)
     assert forced(talk) == {"made": 1, "not made": 1}
     assert len(talk.samples().samples) == 1
+
+
+def test_of_an_answer_that_failed_nothing_is_said_or_counted(talk):
+    talk.engine.answers.append(json_answer({"error": {"message": "too long"}}, status=400))
+    got = talk.gateway.chat(talk.key, messages=[USER], tools=[TOOL], tool_choice="required")
+    assert got.status == 400
+    assert talk.gateway.call().continuation == f"opened; {FREE}"
+    assert forced(talk) == {}
 
 
 @pytest.mark.parametrize(

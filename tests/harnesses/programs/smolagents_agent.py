@@ -1,4 +1,4 @@
-"""smolagents; `code` for the agent that writes Python instead of tool calls."""
+"""smolagents; `code` for the agent that writes Python instead of tool calls, `short` for one that soon gives up."""
 
 import sys
 
@@ -19,5 +19,6 @@ def add(a: int, b: int) -> int:
 if __name__ == "__main__":
     model = OpenAIModel(model_id="gpt-4o")
     kind = CodeAgent if "code" in sys.argv else ToolCallingAgent
-    agent = kind(tools=[add], model=model, stream_outputs=sys.argv[2] == "streamed", max_steps=50)
+    steps = 4 if "short" in sys.argv else 50
+    agent = kind(tools=[add], model=model, stream_outputs=sys.argv[2] == "streamed", max_steps=steps)
     print(agent.run("What is 41235 + 27184? Find out with the tool, then tell me."))

@@ -15,6 +15,7 @@ from typing import Any
 
 from outrider.types import Json
 
+_TELLS = "Calling tools:\n"
 _NEW_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -45,7 +46,7 @@ def may_be_read(message: Json) -> bool:
 def is_read(message: Json, text: str) -> bool:
     """`text` is that of `message`, of which `may_be_read` is true, and the call that is read from it."""
     said = message["content"].strip()
-    if not text.startswith(said):
+    if not text.startswith(f"{said}\n{_TELLS}"):
         return False
     found = _NEW_ID.search(text, len(said))
     try:
@@ -58,7 +59,7 @@ def is_read(message: Json, text: str) -> bool:
 
 
 def _told(calls: Sequence[Json]) -> str:
-    return f"Calling tools:\n{calls}"
+    return f"{_TELLS}{calls}"
 
 
 def _call(call_id: str, function: Json) -> Json:

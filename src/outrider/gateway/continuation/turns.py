@@ -90,7 +90,8 @@ class Turn:
         """How the prompt came about, and what became of a call that the agent had forced."""
         if not self._asked.request.forced:
             return self._outcome
-        return f"{self._outcome}; {FREE if all(self._made()) else FREE_UNMADE}"
+        unmade = self._reader is not None and self._reader.finished and not all(self._made())
+        return f"{self._outcome}; {FREE_UNMADE if unmade else FREE}"
 
     def _made(self) -> list[bool]:
         """Of each answer: it has a call that the agent forced."""
