@@ -11,13 +11,14 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from outrider.errors import Interrupted, RewardError, RunError
 from outrider.keys import hash_key, new_key
 from outrider.outcome import InvalidReward, Outage, classify, scored
+from outrider.pool import DaemonPool
 from outrider.protocols import Executor, Exit, Launch, Observer, RewardFunction, Store
 from outrider.types import (
     Attempt,
@@ -52,8 +53,8 @@ class _Scoring:
     """When a thread took it up: that it had to wait for one is not the reward's fault."""
 
 
-def _new_pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(REWARDS_AT_ONCE, thread_name_prefix="reward")
+def _new_pool() -> DaemonPool[Score]:
+    return DaemonPool(REWARDS_AT_ONCE, "reward")
 
 
 @dataclass(slots=True)
@@ -86,7 +87,7 @@ class Reconciler:
     _ended: dict[str, Rollout] = field(default_factory=dict)
     _running: dict[str, _Running] = field(default_factory=dict)
     _scoring: dict[Future[Score], _Scoring] = field(default_factory=dict)
-    _pool: ThreadPoolExecutor = field(default_factory=_new_pool)
+    _pool: DaemonPool[Score] = field(default_factory=_new_pool)
     _any_scored: bool = False
     _unscored_in_a_row: int = 0
 
@@ -161,7 +162,7 @@ class Reconciler:
 
     def cancel(self) -> None:
         """Stop every attempt and leave its rollout queued in the store, so that the same run can go on later."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(cancel_futures=True)
         for attempt_id in self._running:
             self.executor.stop(attempt_id)
         for running in list(self._running.values()):
@@ -238,8 +239,8 @@ class Reconciler:
             return []
         reason = f"reward {self.reward_name} took longer than {limit:g} s"
         changed = [self._finish(self._scoring.pop(future).running, Failure.REWARD_ERROR, reason) for future in slow]
-        # A thread can't be killed. Those that wait for one of these would wait for ever: they get new ones.
-        self._pool.shutdown(wait=False)
+        # A thread can't be killed. It ends with the process, which does not wait for it (see `pool`). Those that wait for one of these would wait for ever: they get new ones.
+        self._pool.shutdown()
         self._pool = _new_pool()
         for future in [future for future in self._scoring if future.cancel()]:
             self._score(self._scoring.pop(future))
