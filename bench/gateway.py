@@ -42,11 +42,11 @@ PACED_GAP_MS = 10.0
 Json = dict[str, Any]
 
 
-def load(target: Target, connections: int, seconds: float, *, stream: bool = False) -> Json:
+def load(target: Target, connections: int, seconds: float, *, stream: bool = False, fresh: bool = False) -> Json:
     """Call `target` for a while; what the callers saw, and what it cost."""
     command = [sys.executable, str(HERE / "gateway_load.py"), target.url]
     command += ["--connections", str(connections), "--seconds", str(seconds)]
-    command += ["--stream"] * stream
+    command += ["--stream"] * stream + ["--fresh"] * fresh
     if stream and target.store is not None:
         command += ["--store", str(target.store)]
     for header in target.headers:
@@ -125,10 +125,10 @@ class Report:
         print(f"  {figure:66}{value:10.3f} {unit:8}{wanted}", flush=True)
 
 
-def plain(report: Report, chosen: Sequence[Target], rounds: int, seconds: float) -> list[Json]:
-    print("\nPlain calls, many connections", flush=True)
+def plain(report: Report, chosen: Sequence[Target], rounds: int, seconds: float, fresh: bool) -> list[Json]:
+    print("\nPlain calls, many connections" + ", each message for the first time" * fresh, flush=True)
     measured = Rounds()
-    measured.run(rounds, chosen, (16, 64), lambda target, count: load(target, count, seconds))
+    measured.run(rounds, chosen, (16, 64), lambda target, count: load(target, count, seconds, fresh=fresh))
     print(
         f"  {'':14}" + "".join(f"{title:>12}" for title in ("connections", "calls/s", "p50 ms", "CPU-s/1000", "errors"))
     )
@@ -247,6 +247,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
+    parser.add_argument("--fresh", action="store_true", help="plain calls: no message of a request was sent before")
     parser.add_argument("--growth-calls", type=int, default=25_000, help="length of the run that shows memory")
     parser.add_argument("--only", nargs="+", choices=("plain", "latency", "streams", "growth"))
     parser.add_argument("--agl-python", help="interpreter of an environment with agentlightning 1.0.2")
@@ -280,7 +281,7 @@ def main() -> None:
             if load(target, 4, 1.0)["errors"]:
                 raise SystemExit(f"{target.name} answers with errors; see what it says in its log")
         if "plain" in wanted:
-            found["plain"] = plain(report, everybody, given.rounds, given.seconds)
+            found["plain"] = plain(report, everybody, given.rounds, given.seconds, given.fresh)
         if "latency" in wanted:
             some = [chosen["train"], normal, chosen["record"], *(b for b in beside if b.name == "nginx"), direct]
             found["latency"] = latency(report, some, given.rounds, given.seconds, folder)

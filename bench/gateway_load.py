@@ -1,9 +1,11 @@
 """Calls a gateway over a fixed number of connections for a while, each of them one call after the other.
 
-    python bench/gateway_load.py URL --connections 16 --seconds 3 [--stream] [--header "name: value"] [--store FILE]
+    python bench/gateway_load.py URL --connections 16 --seconds 3 [--stream] [--fresh] [--header "name: value"]
+        [--store FILE]
 
 Prints one line of JSON. It is a process of its own, so that its CPU time is not counted as the gateway's. Every request
-differs in a number, as those of agents differ in their last message. With --store each stream's ``[DONE]`` is checked:
+differs in a number, as those of agents differ in their last message; with --fresh in one in each message, so that no
+text of it was ever sent before. With --store each stream's ``[DONE]`` is checked:
 once it has come, the store, read over a connection of its own, holds at least as many calls as streams have ended.
 """
 
@@ -28,14 +30,15 @@ import httptools
 MARK = b"00000000"
 
 
-def request_body(*, stream: bool) -> bytes:
-    """About 2,000 tokens: an agent's conversation of 8 KB. `MARK` stands in the last message."""
+def request_body(*, stream: bool, fresh: bool = False) -> bytes:
+    """About 2,000 tokens: an agent's conversation of 8 KB. `MARK` stands in the last message, or in each."""
     turn = "Observation: the command exited with status 0 and printed 'ok: 14 tests passed in 3.21s'. "
     turn += "Next, read file src/app.py and fix it. "
     messages = [{"role": "system", "content": "You are an agent. " * 20}]
     for number in range(14):
         messages.append({"role": "assistant" if number % 2 else "user", "content": turn * 4})
-    messages[-1]["content"] += f"Call {MARK.decode()}."
+    for message in messages if fresh else messages[-1:]:
+        message["content"] += f"Call {MARK.decode()}."
     asked = {"model": "mock", "messages": messages, "max_tokens": 200, "logprobs": True, "top_logprobs": 2}
     return json.dumps({**asked, "stream": stream}, separators=(",", ":")).encode()
 
@@ -159,14 +162,13 @@ def store_check(path: Path | None, tally: Tally) -> Iterator[Callable[[], bool]]
 
 
 async def load(
-    url: str, headers: list[str], connections: int, seconds: float, stream: bool, store: Path | None
+    url: str, headers: list[str], connections: int, seconds: float, body: bytes, store: Path | None
 ) -> Tally:
     parts = urlsplit(url)
-    body = request_body(stream=stream)
     lines = [f"POST {parts.path} HTTP/1.1", f"host: {parts.netloc}", "content-type: application/json"]
     lines += [f"content-length: {len(body)}", *headers]
     head = "\r\n".join(lines).encode() + b"\r\n\r\n"
-    before, _, after = body.partition(MARK)
+    between = body.split(MARK)
     number = 0
     tally = Tally()
     deadline = time.perf_counter() + seconds
@@ -174,7 +176,7 @@ async def load(
     def make() -> bytes:
         nonlocal number
         number += 1
-        return b"".join((head, before, b"%08d" % number, after))
+        return head + (b"%08d" % number).join(between)
 
     with store_check(store, tally) as check:
         loop = asyncio.get_running_loop()
@@ -213,11 +215,13 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--fresh", action="store_true", help="not only the last message differs from call to call")
     parser.add_argument("--header", action="append", default=[])
     parser.add_argument("--store", type=Path, help="the gateway's SQLite file")
     given = parser.parse_args()
     began = time.perf_counter()
-    tally = asyncio.run(load(given.url, given.header, given.connections, given.seconds, given.stream, given.store))
+    body = request_body(stream=given.stream, fresh=given.fresh)
+    tally = asyncio.run(load(given.url, given.header, given.connections, given.seconds, body, given.store))
     print(json.dumps(summary(tally, time.perf_counter() - began)))
 
 
