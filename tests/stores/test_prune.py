@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -179,20 +180,27 @@ def test_postgres_uses_the_room_again(postgres_store):
     pruner.close()
 
 
-def test_writers_go_on_while_much_is_removed(durable_store):
+def test_writers_go_on_while_much_is_removed(durable_store, monkeypatch):
+    monkeypatch.setattr("outrider.stores.prune.BATCH_S", 1e-9)  # one attempt a transaction
     for number in range(30):
         add_attempt(durable_store, f"a{number}", age=99 * DAY, calls=1, body=NOISE)
-    pruning = threading.Thread(target=prune, args=(durable_store,), kwargs={"older_than_s": DAY, "now": NOW})
-    pruning.start()
-    written = 0
-    for number in itertools.count():
-        durable_store.append_call(make_call(f"new{number}", "new", started_at=NOW)).result(30)
-        written += 1
-        if not pruning.is_alive():
-            break
-    pruning.join()
-    assert written > 3
-    assert len(durable_store.calls("new")) == written
+    steps = []
+    written = threading.Semaphore(0)
+
+    def after_some_writes(done, chosen):
+        steps.append(done)
+        assert written.acquire(timeout=60)
+
+    with ThreadPoolExecutor(1) as pool:
+        pruning = pool.submit(prune, durable_store, older_than_s=DAY, now=NOW, progress=after_some_writes)
+        for number in itertools.count():
+            durable_store.append_call(make_call(f"new{number}", "new", started_at=NOW)).result(30)
+            written.release()
+            if pruning.done():
+                break
+        pruning.result()
+    assert len(steps) == 30
+    assert len(durable_store.calls("new")) == number + 1 >= 30
     assert left(durable_store, *(f"a{number}" for number in range(30))) == []
 
 
