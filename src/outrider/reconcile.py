@@ -239,7 +239,8 @@ class Reconciler:
             return []
         reason = f"reward {self.reward_name} took longer than {limit:g} s"
         changed = [self._finish(self._scoring.pop(future).running, Failure.REWARD_ERROR, reason) for future in slow]
-        # A thread can't be killed. It ends with the process, which does not wait for it (see `pool`). Those that wait for one of these would wait for ever: they get new ones.
+        # A thread can't be killed; the process will end without it. Scores that wait for one of these would wait for
+        # ever: they get new ones.
         self._pool.shutdown()
         self._pool = _new_pool()
         for future in [future for future in self._scoring if future.cancel()]:
