@@ -188,7 +188,7 @@ def make_options(engine: ScriptedEngine, path: Path, **options: Any) -> GatewayO
     return GatewayOptions(**(defaults | options))
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 30.0) -> None:
+def wait_for(condition: Callable[[], Any], timeout_s: float = 50.0) -> None:
     """Return when `condition` holds; fail loudly if it never does."""
     deadline = time.monotonic() + timeout_s
     while not condition():
