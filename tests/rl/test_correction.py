@@ -141,7 +141,7 @@ def test_names_and_rows_that_do_not_fit_are_refused():
 
 def test_the_kl_comes_off_the_reward_at_trained_tokens():
     sample = row("r", [1.0, 1.0]).sample
-    old, reference = [np.array([0, -1, -2], np.float32)], [np.array([0, -1.5, -1], np.float32)]
+    old, reference = [np.array([-3, -1, -2], np.float32)], [np.array([0, -1.5, -1], np.float32)]
     assert kl_penalties([sample], old, reference, 0.1)[0].tolist() == pytest.approx([0, 0.05, -0.1])
     assert kl_penalties([sample], old, reference, 0.1, "k2")[0].tolist() == pytest.approx([0, 0.0125, 0.05])
 
