@@ -154,6 +154,7 @@ def test_alarm():
     assert "median of the last 3 steps is 0.011" in alarm(usual, 0.06, jump=5)
     assert alarm(usual, 0.05, jump=5) == ""
     assert alarm(usual[:2], 0.5, jump=5) == ""  # too early to say what is usual
+    assert alarm([0.01, 0.01, 0.01, 2.0], 0.06, jump=5)  # one odd step is not what is usual: a mean would be
     assert alarm([9.0] * 50 + [0.01] * 16, 1.0, jump=5)  # only the last steps count
     assert alarm(usual, float("nan"), limit=0.05)
     assert alarm(usual, float("nan"), jump=5)
