@@ -82,6 +82,18 @@ def test_sampled_ids_before_it_are_kept(qwen):
     assert qwen.begin(extended, len(extended), [USER, said, more], "It is", [], {}) is None
 
 
+def test_the_whole_history_is_asked_where_a_short_one_would_tell_otherwise(make_renderer):
+    """This template writes another opening once a conversation has four messages."""
+    opening = "{{- '<|im_start|>assistant\\n' }}\n    {%- if enable"
+    assert opening in QWEN
+    long = "{{- '<|im_start|>assistant\\n' + ('Well: ' if messages|length > 3 else '') }}\n    {%- if enable"
+    renderer = make_renderer("qwen", QWEN.replace(opening, long))
+    said, more = {"role": "assistant", "content": "Hm."}, {"role": "user", "content": "Sure?"}
+    for _ in range(2):
+        assert begin(renderer, [USER, said, more, said, more], "It is") is None
+        assert begin(renderer, [USER], "It is") is not None
+
+
 def test_options_of_the_template_count(qwen):
     found = begin(qwen, [USER], "It is", options={"enable_thinking": False})
     assert qwen.text.decode(found).count("<think>\n\n</think>\n\nIt is") == 1

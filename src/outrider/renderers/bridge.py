@@ -21,9 +21,9 @@ from __future__ import annotations
 import re
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from outrider.renderers.chat_template import ChatTemplate, TemplateRefused
 from outrider.renderers.encoding import TokenText
@@ -33,6 +33,7 @@ from outrider.types import Break, Json
 
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
 _SHAPES_KEPT = 1024
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,25 +74,47 @@ class Bridge:
     ) -> Suffix | Break:
         """What follows `reply`, the answer to `history`, before the answer to `new`."""
         key = _shape_key(history, reply, new, tools, options)
-        with self._lock:
-            serves = self._short_serves.get(key)
-        if serves is False:
-            return self._difference(list(history), reply, new, tools, options)
-        short = self._difference(self._short(history), reply, new, [STUB_TOOL] if tools else None, options)
-        if serves is None:
-            real = self._difference(list(history), reply, new, tools, options)
-            with self._lock:
-                if len(self._short_serves) >= _SHAPES_KEPT:
-                    self._short_serves.clear()
-                self._short_serves[key] = short == real
-            return real
-        return short
+        return self._short_or_whole(
+            key,
+            lambda: self._difference(self._short(history), reply, new, [STUB_TOOL] if tools else None, options),
+            lambda: self._difference(list(history), reply, new, tools, options),
+        )
 
     def opening(
         self, messages: Sequence[Json], begun: str, tools: Sequence[Json] | None, options: Json
     ) -> Opening | None:
         """What precedes `begun`, the beginning of the answer to `messages`; None where the template does not write it
         as it is, behind the opening of an answer."""
+        system = messages[0]["role"] in ("system", "developer")
+        length, thoughts = _length_class(messages), _thoughts(messages)
+        key = (system, length, messages[-1]["role"], thoughts, bool(tools), repr(sorted(options.items())))
+        return self._short_or_whole(
+            key,
+            lambda: self._opening(self._short(messages), begun, [STUB_TOOL] if tools else None, options),
+            lambda: self._opening(messages, begun, tools, options),
+        )
+
+    def _short_or_whole(self, key: Any, short: Callable[[], Found], whole: Callable[[], Found]) -> Found:
+        """What `short` finds if it is known to find the same as `whole` for histories of this shape."""
+        with self._lock:
+            serves = self._short_serves.get(key)
+        if serves is False:
+            return whole()
+        found = short()
+        if serves:
+            return found
+        real = whole()
+        if real is None:  # nothing was found that the short one could have found too
+            return real
+        with self._lock:
+            if len(self._short_serves) >= _SHAPES_KEPT:
+                self._short_serves.clear()
+            self._short_serves[key] = found == real
+        return real
+
+    def _opening(
+        self, messages: Sequence[Json], begun: str, tools: Sequence[Json] | None, options: Json
+    ) -> Opening | None:
         offered = shape_tools(tools, self._text)
 
         def render(*said: str, generate: bool = False) -> str:
@@ -205,13 +228,17 @@ def _forgets(history: Sequence[Json], reply: Json, before: str, after: str, thou
     return any(before.count(one) > after.count(one) for one in thoughts)
 
 
+def _length_class(history: Sequence[Json]) -> int:
+    length = len(history)
+    return length if length < 4 else 4 + length.bit_length()
+
+
 def _shape_key(
     history: Sequence[Json], reply: Json, new: Sequence[Json], tools: Sequence[Json] | None, options: Json
 ) -> Any:
-    length = len(history)
     return (
         bool(history) and history[0]["role"] in ("system", "developer"),
-        length if length < 4 else 4 + length.bit_length(),
+        _length_class(history),
         _thoughts(history),
         bool(reply["content"]),
         bool(reply.get("reasoning_content")),
