@@ -150,7 +150,7 @@ def check_result(run: Run) -> None:
 def test_the_whole_chain(run):
     run.start()
     output = run.end()
-    assert "Report:" in output
+    assert "report.html" in output
     check_result(run)
 
     store = SqliteStore(run.root / "store.sqlite3")
