@@ -12,6 +12,7 @@ from outrider.dialects import openai_wire as wire
 from outrider.dialects.openai_chat import OpenAIChat
 from outrider.dialects.translate import CHAT_PATH, ChatTranslation, rough_tokens
 from outrider.dialects.translate_errors import UpstreamProblem, read_error
+from outrider.dialects.translate_stream import as_chunk
 from outrider.errors import EngineError
 from outrider.types import Json
 from outrider.wire import ErrorReply, Event, ReplyTokens, UpstreamRequest, WireRequest
@@ -88,6 +89,7 @@ class TranslatedReader:
         self._tokens = _chat.reader(request)
         self._translator = translator
         self._whole = whole
+        self._streams: bool = request.translation.state.stream
         self._upstream_error = upstream_error
         self._error = ""
 
@@ -104,10 +106,17 @@ class TranslatedReader:
         return self._tokens.error or self._translator.failure or self._error
 
     def body(self, body: bytes) -> bytes:
-        """The answer in the agent's protocol; an error body where it can't be taken for one."""
+        """The answer in the agent's protocol; an error body where it can't be taken for one.
+
+        Where a stream was asked for and the upstream gives none, it is made here.
+        """
         self._tokens.body(body)
         try:
-            return _encode(self._whole(_decode(body)))
+            reply = _decode(body)
+            whole = self._whole(reply)
+            if not self._streams:
+                return _encode(whole)
+            return b"".join((*self._translator.feed(as_chunk(reply)), *self._translator.finish()))
         except (EngineError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             self._error = str(error)
             problem = UpstreamProblem(status=502, message=f"Upstream: {error}")

@@ -139,13 +139,7 @@ class ChatAnswer:
 
     def whole(self, response: Json) -> list[Step]:
         """Take in a plain answer."""
-        self._take_head(response)
-        for choice in _objects(response.get("choices"))[:1]:
-            message = choice.get("message")
-            if isinstance(message, dict):
-                self._take_delta(_numbered(message), choice)
-            self._take_end(choice)
-        return [*self._advance(), *self.end()]
+        return [*self.chunk(as_chunk(response)), *self.end()]
 
     def end(self) -> list[Step]:
         """There is no more to come: close what is open."""
@@ -300,6 +294,15 @@ def _is_complete(block: Block) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def as_chunk(response: Json) -> Json:
+    """A plain answer as the only chunk of a stream."""
+    choices = []
+    for choice in _objects(response.get("choices"))[:1]:
+        message = choice.get("message")
+        choices.append({**choice, "index": 0, "delta": _numbered(message) if isinstance(message, dict) else None})
+    return {**response, "choices": choices}
 
 
 def _numbered(message: Json) -> Json:

@@ -58,6 +58,11 @@ class CallRecord:
         self._began = 0.0
 
     @property
+    def streams(self) -> bool:
+        """The agent asked for a stream."""
+        return self._request.stream
+
+    @property
     def begun(self) -> bool:
         """It was sent."""
         return self._began > 0

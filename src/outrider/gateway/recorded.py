@@ -52,6 +52,8 @@ class RecordedCall:
         try:
             call, first = await self._answer()
             self._delivery.settle()
+            if self._translated and _streams(call) and not self._record.streams:
+                raise UpstreamError("upstream_invalid", "it answers with a stream, which was not asked for")
             undo, headers = _decoding(end_to_end(call.headers, _CONTENT_LENGTH))
         except UpstreamError as error:
             await self._no_answer(error)
@@ -129,7 +131,8 @@ class RecordedCall:
             record.failed(record.reader.error)
             # In the upstream's own protocol the agent gets what it would have got without us, the 200 included.
             return ErrorReply(502 if self._translated else status, shown)
-        return ErrorReply(status, shown)
+        # Where a stream was asked for, a dialect makes one of a whole answer.
+        return ErrorReply(status, shown, streamed=self._translated and not shown.startswith(b"{"))
 
     async def _no_answer(self, error: UpstreamError) -> None:
         """The agent gets an error of ours, since there is nothing of the upstream's that could be sent."""
