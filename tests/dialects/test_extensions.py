@@ -116,6 +116,13 @@ def test_every_field_of_the_sdks_answers_is_known():
     assert set(Response.model_fields) <= ours | openai_responses_reply.FIELDS
 
 
+def test_a_tool_that_anthropic_runs_may_be_called_anything():
+    """Its name is nobody's business, whatever type it has; it was looked at, and a list is no name."""
+    hosted = {"type": "bash_20250124", "name": [], "eager_input_streaming": True}
+    _, notes = prepared("messages", tools=[hosted])
+    assert notes == ("hosted tool: bash_20250124",)
+
+
 def prepared_state(name, **fields):
     dialect = DIALECTS[name]
     request = dialect.parse(json.dumps(ASKS[name] | fields).encode())
