@@ -43,8 +43,8 @@ BILLING_HEADER = "x-anthropic-billing-header:"
 # Anthropic's own name for a tool input that is no JSON object, when it has to travel as one.
 INVALID_JSON = "INVALID_JSON"
 
-# All fields that Anthropic knows, of its beta and of the clouds that resell it too: those that are translated, and those
-# that chat has no word for or that only Anthropic's servers can act on.
+# All fields that Anthropic knows, of its beta and of the clouds that resell it too: those that are translated, and
+# those that chat has no word for or that only Anthropic's servers can act on.
 SPOKEN = frozenset({
     "model", "max_tokens", "messages", "system", "temperature", "top_p", "top_k", "stop_sequences", "stream", "tools",
     "tool_choice", "thinking", "output_config", "output_format",
