@@ -59,7 +59,7 @@ class _TokenLogprobs(torch.autograd.Function):
         kept = torch.empty(count if keep else 0, weight.shape[0], dtype=weight.dtype, device=weight.device)
         for start in range(0, count, SLICE):
             stop = min(start + SLICE, count)
-            with _read_as(weight.dtype):
+            with _read_narrow(hidden.dtype == weight.dtype == torch.bfloat16):
                 logits = torch.mm(hidden[start:stop].float(), wide.T, out=one[: stop - start])
             if bias is not None:
                 logits += bias.float()
@@ -118,15 +118,15 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 @contextlib.contextmanager
-def _read_as(dtype: torch.dtype) -> Iterator[None]:
-    """Let a CPU read the factors of float32 products as bfloat16 where they are just that, widened.
+def _read_narrow(narrow: bool) -> Iterator[None]:
+    """With `narrow`, a CPU reads the factors of float32 products as bfloat16, which is what they were widened from.
 
     Products of two bfloat16 numbers are exact in float32, and they are still summed and stored in it: nothing is lost,
     and it takes a third of the time.
     """
     settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = settings.fp32_precision
-    if dtype == torch.bfloat16:
+    if narrow:
         settings.fp32_precision = "bf16"
     try:
         yield
