@@ -131,6 +131,7 @@ def evaluate(inputs: Inputs, observer: Observer, stop: threading.Event) -> Json:
     with MemoryWatch() as memory, contextlib.ExitStack() as stack:
         run = stack.enter_context(services_running(inputs, inputs.model, Progress(), observer))
         run.supervisor.await_ready()
+        run.gateway_client.resume(0)  # the store may know of a training run, and these are the weights it began with
         store = stack.enter_context(contextlib.closing(open_run_store(config, folder)))
         reconciler = make_reconciler(inputs, store, run, observer, stop)
         record = measuring.measure(

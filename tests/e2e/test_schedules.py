@@ -16,6 +16,21 @@ SLEEP = "import time, zlib\ntime.sleep(zlib.crc32(sys.argv[1].encode()) % 5 / 2)
 UNEVEN = AGENT.replace("client = OpenAI()", SLEEP + "client = OpenAI()")
 
 
+def test_an_evaluation_in_the_folder_of_a_training_run_measures_the_model_as_version_0(project):
+    """Its calls say so, though the store knows of newer versions."""
+    status, output = finish(start(project, "train.steps=1"))
+    assert status == 0, output
+    status, output = finish(start(project, "train.steps=1", command="eval"))
+    assert status == 0, output
+    store = open_store(f"sqlite:///{project / 'run' / 'store.sqlite3'}")
+    attempts = [f"{one.id}.a{one.attempt}" for one in store.rollouts() if one.split.startswith("eval/")]
+    calls = [call for attempt in attempts for call in store.calls(attempt)]
+    assert store.calls_after(0)
+    store.close()
+    assert calls
+    assert {(call.version_start, call.version_end, call.fidelity.value) for call in calls} == {(0, 0, "exact")}
+
+
 @pytest.mark.parametrize("schedule", ["collocated", "disaggregated"])
 def test_a_run_that_carries_over_is_whole(project, schedule):
     (project / "agent.py").write_text(UNEVEN)

@@ -55,11 +55,13 @@ def write_project(folder: Path, model: Path) -> Path:
     return folder
 
 
-def start(project: Path, *overrides: str, preexec: Callable[[], None] | None = None) -> subprocess.Popen[str]:
-    """`outrider train` in the project; its run folder is ``run``."""
+def start(
+    project: Path, *overrides: str, command: str = "train", preexec: Callable[[], None] | None = None
+) -> subprocess.Popen[str]:
+    """`outrider train`, or another command, in the project; its run folder is ``run``."""
     options = [part for override in overrides for part in ("-o", override)]
     return subprocess.Popen(
-        [sys.executable, "-m", "outrider", "train", "run.toml", "-o", f"out={project / 'run'}", *options],
+        [sys.executable, "-m", "outrider", command, "run.toml", "-o", f"out={project / 'run'}", *options],
         cwd=project,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
