@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fakes.engine import Sampled
 from fakes.gateway import CHAT, RunningGateway
-from outrider.gateway.grouping import REMEMBERED, Chains, is_kept
+from outrider.gateway.grouping import LONG, REMEMBERED, Chains, is_kept
 from outrider.gateway.sessions import TRAJECTORY_PREFIX
 
 FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -78,6 +78,14 @@ def test_A10_what_only_looks_different_is_the_same():
         ),
     )
     assert first == again == third
+
+
+def test_a_long_text_is_the_same_however_it_is_written_and_is_told_from_others():
+    text = "long \N{SNOWMAN} " * (LONG // 4)
+    chains = Chains()
+    first = chains.trajectory("me", chat(user(text)))
+    assert chains.trajectory("me", chat(user([{"type": "text", "text": text}]), said("b"), user("c"))) == first
+    assert chains.trajectory("me", chat(user(text[:-1] + "x"), said("b"), user("c"))) != first
 
 
 @pytest.mark.parametrize("other", ["hi ", "Hi", "hi\n"])

@@ -22,6 +22,7 @@ import msgspec
 from outrider.types import Json
 
 REMEMBERED = 65_536  # calls whose messages are known, and trajectories
+LONG = 1 << 20  # characters
 _encode = msgspec.json.Encoder(order="deterministic").encode
 # What the model said, in the words of each dialect. Thinking is none of it: clients keep or drop it as they like.
 _SAID = frozenset({"function_call", "custom_tool_call"})
@@ -104,11 +105,11 @@ def _turns_of(name: str, value: Any) -> list[tuple[bool, bytes]]:
         if name == "input" and isinstance(item, str):
             item = {"role": "user", "content": item}
         if not isinstance(item, dict):
-            turns.append((False, _encode(item)))
+            turns.append((False, _encode(_short(item) if isinstance(item, str) else item)))
             continue
         role, content = item.get("role"), item.get("content")
         if len(item) == 2 and role and content and isinstance(content, str):  # most are as plain as that
-            turns.append((role == "assistant", _encode((role, (content,)))))
+            turns.append((role == "assistant", _encode((role, (_short(content),)))))
         elif _type(item) not in _IGNORED:
             said = role == "assistant" or _type(item) in _SAID
             turns.append((said, _encode((role or item.get("type"), _meaning(item)))))
@@ -136,8 +137,10 @@ def _meaning(item: Json) -> list[Any]:
 
 
 def _parts(content: Any) -> list[Any]:
+    if isinstance(content, str):
+        return [_short(content)] if content else []
     if not isinstance(content, list):
-        return [content] if content != "" else []
+        return [content]
     found: list[Any] = []
     for block in content:
         if not isinstance(block, dict):
@@ -145,7 +148,7 @@ def _parts(content: Any) -> list[Any]:
         elif _type(block) in _IGNORED:
             continue
         elif isinstance(block.get("text"), str):
-            found.append(block["text"])
+            found.append(_short(block["text"]))
         elif block.get("type") == "tool_use":
             found.append([block.get("name"), block.get("input")])
         elif block.get("type") == "tool_result":
@@ -153,6 +156,16 @@ def _parts(content: Any) -> list[Any]:
         else:
             found.append({name: value for name, value in block.items() if name != "cache_control"})
     return found
+
+
+def _short(text: str) -> str:
+    """In place of a long text its hash, taken piece by piece: to write it down would be one more copy of it."""
+    if len(text) < LONG:
+        return text
+    digest = hashlib.sha256()
+    for at in range(0, len(text), LONG):
+        digest.update(text[at : at + LONG].encode("utf-8", "surrogatepass"))
+    return f"sha256:{digest.hexdigest()}"
 
 
 def _parsed(arguments: Any) -> Any:
