@@ -23,7 +23,7 @@ from outrider.gateway.exchange import WATCHABLE
 
 MAX_HEAD_BYTES = 1 << 16
 # The kernel would take megabytes for an agent that does not read, and we as much of its answer from the upstream.
-UNSENT_BYTES = 1 << 17
+UNSENT_BYTES = 1 << 18
 FRAMING_PER_BODY_BYTE = 16  # a chunk of one byte is framed by five more
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain; charset=utf-8\r\n"
