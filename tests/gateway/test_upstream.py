@@ -60,6 +60,13 @@ async def test_a_connection_closed_under_a_request_is_tried_once_more_and_no_mor
         assert len(server.requests) == 1
 
 
+async def test_a_connection_closed_under_the_request_after_one_without_a_body_is_no_answer():
+    async with Server([b"HTTP/1.1 204 No Content\r\n\r\n"], ["close"], OK) as server, asyncio.timeout(60):
+        assert await fetch(server) == (204, b"")
+        assert await fetch(server) == (200, b"ok")
+        assert server.connections == 2
+
+
 async def test_after_the_first_byte_nothing_is_tried_again():
     async with Server(OK, [b"HTTP/1.1 200", "close"], OK) as server:
         await fetch(server)

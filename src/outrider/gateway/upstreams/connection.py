@@ -50,6 +50,7 @@ class UpstreamConnection(asyncio.Protocol):
     def send(self, call: UpstreamCall, head: bytes, body: bytes) -> None:
         self._call = call
         self.received = False
+        self._status, self._framed = 0, False  # those of the last answer: a loss would pass for the end of one like it
         if self._transport is None or self.closed:
             self._lost(call)
         elif len(body) <= JOIN_LIMIT:
