@@ -128,7 +128,7 @@ def test_a_fork_bomb_within_reason(bench, reach_limit):
     assert one(executor).timed_out
 
     def members():
-        return [p.pid for p in psutil.process_iter() if p.status() != psutil.STATUS_ZOMBIE and _group(p.pid) == group]
+        return [pid for pid in psutil.pids() if _group(pid) == group and not gone(pid)]
 
     wait_until(lambda: not members())
 
