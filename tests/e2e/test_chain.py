@@ -108,6 +108,13 @@ def run(tmp_path):
         run.process.stdout.close()
 
 
+def has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def check_result(run: Run) -> None:
     """What holds at the end of every run, however often something was killed on the way."""
     summary = json.loads((run.root / "summary.json").read_text())
@@ -218,7 +225,7 @@ def test_a_killed_trainer_goes_on_from_the_last_finished_step(run):
     os.kill(run.process.pid, signal.SIGKILL)
     run.wait()
     gone = time.monotonic() + 60
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in services):
+    while not all(has_ended(pid) for pid in services):
         assert time.monotonic() < gone, "the services outlived their trainer"
         time.sleep(0.1)
     run.start()
