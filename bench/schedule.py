@@ -128,6 +128,8 @@ class Agents:
         """Publishes since the first of these rollouts that has begun."""
         return self.version - min(self.versions.get(name, self.version) for name in rollout_ids)
 
+    def hold_time(self, held: bool) -> None: ...
+
     def close(self) -> None: ...
 
 

@@ -407,10 +407,26 @@ def test_collocated_pauses_the_gateway_while_it_trains(tmp_path):
     run = Run(tmp_path / "run", by_member, steps=1, schedule="collocated")
     forward_backward = run.backend.forward_backward
     paused = []
-    run.backend.forward_backward = lambda rows, loss: paused.append(run.gateway.paused) or forward_backward(rows, loss)
+    run.backend.forward_backward = lambda rows, loss: (
+        paused.append((run.gateway.paused, run.agents.held)) or forward_backward(rows, loss)
+    )
     run()
-    assert paused == [True]
+    assert paused == [(True, True)]
     assert not run.gateway.paused
+
+
+@pytest.mark.parametrize("schedule", ["sync", "collocated", "disaggregated"])
+@pytest.mark.parametrize("signal", [True, False])
+def test_no_agents_time_runs_while_it_is_not_answered(tmp_path, schedule, signal):
+    run = Run(tmp_path / "run", by_member if signal else lambda episode: 0.0, steps=2, schedule=schedule)
+    seen = []
+    load, append = run.engine.load_weights, run.folder.append
+    run.engine.load_weights = lambda path, version: seen.append(run.agents.held) or load(path, version)
+    run.folder.append = lambda record: seen.append(not run.agents.held) or append(record)
+    run()
+    assert all(seen)
+    assert len(seen) == (6 if signal else 4), "held at each publish, and at no record of a step or an evaluation"
+    assert not run.agents.held
 
 
 def test_exclusions_of_a_step_are_in_its_record(tmp_path):

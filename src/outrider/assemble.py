@@ -253,7 +253,9 @@ class Services:
         argv += ["--tokens", config.gateway.tokens, "--tokenizer", str(self._model)]
         argv += ["--forced-tools", config.gateway.forced_tools]
         argv += ["--max-body-mb", str(config.gateway.max_body_mb)]
-        argv += ["--upstream-timeout-s", str(config.gateway.upstream_timeout_s), "--parent-pid", str(os.getpid())]
+        # While a collocated step trains, calls wait: an agent that is sent away too often fails, and is graded for it.
+        wait_s = str(config.gateway.upstream_timeout_s)
+        argv += ["--upstream-timeout-s", wait_s, "--pause-wait-s", wait_s, "--parent-pid", str(os.getpid())]
         return Service(
             name=Failure.GATEWAY,
             argv=lambda: argv,

@@ -103,7 +103,9 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
         ),
     ] = "free"
     max_body_mb: Annotated[float, Meta(gt=0, description="Largest request body, MiB.")] = 64.0
-    upstream_timeout_s: Annotated[float, Meta(gt=0, description="Longest wait for an answer, seconds.")] = 600.0
+    upstream_timeout_s: Annotated[
+        float, Meta(gt=0, description="Longest wait for an answer, and for a pause around a publish to end, seconds.")
+    ] = 600.0
     start_timeout_s: Annotated[float, Meta(gt=0, description="How long it may take to come up, seconds.")] = 30.0
 
 

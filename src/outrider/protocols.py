@@ -178,6 +178,12 @@ class Executor(Protocol):
     def stop(self, attempt_id: str) -> None:
         """Kill the attempt's whole process group; its exit is still reported by `poll`."""
 
+    def hold_time(self, held: bool) -> None:
+        """Let time limits stand still, or go on. Held while nobody is answered: that time is ours, not the agents'.
+
+        Called by another thread than those that start and poll.
+        """
+
     def close(self) -> None:
         """Kill everything that still runs."""
 

@@ -160,6 +160,10 @@ class Reconciler:
                 given_up = replace(rollout, state=RolloutState.CANCELLED, failure=Failure.CANCELLED, reason="given up")
                 self.store.transition(given_up, expect=(rollout.state, rollout.attempt))
 
+    def hold_time(self, held: bool) -> None:
+        """See `Executor.hold_time`; any thread may call it."""
+        self.executor.hold_time(held)
+
     def cancel(self) -> None:
         """Stop every attempt and leave its rollout queued in the store, so that the same run can go on later."""
         self._pool.shutdown(cancel_futures=True)

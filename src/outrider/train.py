@@ -139,7 +139,7 @@ class Trainer:
         )
         excluded = found.excluded + scheduler.dropped
         if config.schedule == "collocated":
-            self.parts.gateway.pause(timeout_s=DRAIN_S)  # one machine: what is under way waits while it trains
+            self._pause(DRAIN_S)  # one machine: what is under way waits while it trains
         batch = self._learner.batch(found.rollouts, found.samples, found.call_rewards)
         excluded.update(batch.excluded)
         timer.lap("samples")
@@ -158,7 +158,7 @@ class Trainer:
             excluded.update(update.excluded)
         else:
             # No update, so nothing is published and the version stays: it counts weights, not steps.
-            self.parts.gateway.resume(self.progress.policy_version)
+            self._resume()
             record |= {"skipped": True, "loss": 0.0, "tokens": 0, "tokens_computed": 0}
             self._say(f"step {step} has nothing to learn from ({_counts(excluded)}); weights stay as they are")
             if self._measuring is not None:
@@ -197,7 +197,7 @@ class Trainer:
                 # Calls in flight go on under the new weights where rollouts run beside the trainer, and each of their
                 # tokens keeps its version; else they end first.
                 beside = self.config.train.schedule == "disaggregated"
-                self.parts.gateway.pause(timeout_s=0.0 if beside else DRAIN_S)
+                self._pause(0.0 if beside else DRAIN_S)
                 self.parts.engine.load_weights(weights, version)
                 break
             except EngineError as error:
@@ -205,7 +205,16 @@ class Trainer:
                 if attempt == PUBLISH_TRIES:
                     raise RunError(f"cannot publish version {version}: {error}") from error
         self.progress.policy_version = version  # first, so that an engine restarted from here on loads these
-        self.parts.gateway.resume(version)
+        self._resume()
+
+    def _pause(self, timeout_s: float) -> None:
+        """No call is admitted from here on, and no agent's time runs: a step may take longer than its limit."""
+        self.parts.reconciler.hold_time(True)
+        self.parts.gateway.pause(timeout_s=timeout_s)
+
+    def _resume(self) -> None:
+        self.parts.gateway.resume(self.progress.policy_version)
+        self.parts.reconciler.hold_time(False)
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
@@ -280,7 +289,7 @@ class Trainer:
             folder.forget_after(checkpoint.step)
             position = Position(next=checkpoint.position["next"], open=tuple(checkpoint.position["open"]))
             self._say(f"going on after step {checkpoint.step}, policy version {checkpoint.policy_version}")
-        self.parts.gateway.resume(self.progress.policy_version)
+        self._resume()
         for record in folder.records():
             if record["kind"] == "step":
                 self.parts.observer.record(record)

@@ -138,3 +138,19 @@ def _group(pid):
         return os.getpgid(pid)
     except ProcessLookupError:
         return None
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_time_that_is_held_is_not_the_harnesss(begin, reach_limit, bench, slow):
+    """A step of training that holds calls back may take longer than the limit."""
+    executor = begin("import os, time\nprint(1, flush=True)\nwhile not os.path.exists('../go'): time.sleep(0.01)")
+    executor.hold_time(True)
+    executor.hold_time(True)  # a publish within the step says so again
+    reach_limit(executor)
+    executor.hold_time(False)
+    if slow:
+        reach_limit(executor)
+    else:
+        bench.write("work/go", "")
+    found = one(executor)
+    assert (found.timed_out, found.exit_code) == ((True, None) if slow else (False, 0))

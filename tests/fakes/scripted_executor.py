@@ -57,6 +57,9 @@ class Script:
     def stop(self, attempt_id):
         self.stopped.append(attempt_id)
 
+    def hold_time(self, held):
+        pass
+
     def close(self):
         pass
 

@@ -114,6 +114,7 @@ class Agents:
         self.ends: Callable[[str], Exit] = lambda attempt_id: OK
         self.live: dict[str, int] = {}
         self.made = 0
+        self.held = False
 
     def start(self, launch) -> None:
         self.live[launch.attempt_id] = 0
@@ -152,6 +153,9 @@ class Agents:
 
     def stop(self, attempt_id: str) -> None:
         self.live.pop(attempt_id, None)
+
+    def hold_time(self, held: bool) -> None:
+        self.held = held
 
     def close(self) -> None:
         self.live.clear()

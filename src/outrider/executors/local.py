@@ -54,6 +54,8 @@ class LocalExecutor:
         self._changed = threading.Condition()
         self._server: ForkServer | None = None
         self._closed = False
+        self._held_since: float | None = None
+        """While time limits stand still: since when."""
         self._clock: threading.Thread | None = None
 
     def validate(self) -> None:
@@ -112,6 +114,17 @@ class LocalExecutor:
                 return
             live.cancelled = True
         self._signal(attempt_id, signal.SIGKILL)
+
+    def hold_time(self, held: bool) -> None:
+        with self._changed:
+            now = time.monotonic()
+            if held and self._held_since is None:
+                self._held_since = now
+            elif not held and self._held_since is not None:
+                for live in self._live.values():
+                    live.deadline += now - max(self._held_since, live.began)
+                self._held_since = None
+                self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:
@@ -213,6 +226,9 @@ class LocalExecutor:
             with self._changed:
                 if self._closed:
                     return
+                if self._held_since is not None:
+                    self._changed.wait()
+                    continue
                 now = time.monotonic()
                 for attempt_id, live in self._live.items():
                     if now >= live.deadline and not live.killed:
