@@ -10,7 +10,7 @@ import pytest
 
 from fakes.scripted_run import LOST, OK, Run
 from outrider.collect import LATE_REWARD
-from outrider.errors import RewardError, RunError
+from outrider.errors import EngineError, RewardError, RunError
 from outrider.types import Failure, Reward, RolloutState, Score, Task
 
 
@@ -427,6 +427,36 @@ def test_no_agents_time_runs_while_it_is_not_answered(tmp_path, schedule, signal
     assert all(seen)
     assert len(seen) == (6 if signal else 4), "held at each publish, and at no record of a step or an evaluation"
     assert not run.agents.held
+
+
+@pytest.mark.parametrize("schedule", ["sync", "collocated", "disaggregated"])
+def test_a_gateway_that_dies_while_the_trainer_works_is_waited_for(tmp_path, schedule):
+    run = Run(tmp_path / "run", by_member, steps=2, schedule=schedule)
+    down = []
+
+    def dies_after(work):
+        def working(*arguments):
+            done = work(*arguments)
+            down.append(True)
+            return done
+
+        return working
+
+    def asked(what):
+        def asking(value=0, timeout_s=0):
+            if down:
+                raise EngineError("the gateway cannot be reached")
+            return what(value or timeout_s)
+
+        return asking
+
+    run.gateway.pause, run.gateway.resume = asked(run.gateway.pause), asked(run.gateway.resume)
+    run.engine.load_weights = dies_after(run.engine.load_weights)
+    run.backend.forward_backward = dies_after(run.backend.forward_backward)
+    run.services_up = down.clear
+    run()
+    assert [record["policy_version"] for record in run.steps()] == [1, 2]
+    assert (run.engine.loads, run.gateway.version) == (2, 2)
 
 
 def test_exclusions_of_a_step_are_in_its_record(tmp_path):

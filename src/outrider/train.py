@@ -192,7 +192,6 @@ class Trainer:
         version = self.progress.policy_version + 1
         weights = self.parts.backend.publish(self.parts.folder.weights_dir(version))
         for attempt in range(1, PUBLISH_TRIES + 1):
-            self.parts.services_up()
             try:
                 # Calls in flight go on under the new weights where rollouts run beside the trainer, and each of their
                 # tokens keeps its version; else they end first.
@@ -210,9 +209,11 @@ class Trainer:
     def _pause(self, timeout_s: float) -> None:
         """No call is admitted from here on, and no agent's time runs: a step may take longer than its limit."""
         self.parts.reconciler.hold_time(True)
+        self.parts.services_up()
         self.parts.gateway.pause(timeout_s=timeout_s)
 
     def _resume(self) -> None:
+        self.parts.services_up()
         self.parts.gateway.resume(self.progress.policy_version)
         self.parts.reconciler.hold_time(False)
 

@@ -184,6 +184,7 @@ class Run:
         self.gateway, self.engine, self.backend = Gateway(), Engine(), backend or Backend()
         self.agents = Agents(self.store, self.gateway)
         self.listener = Listener()
+        self.services_up: Callable[[], None] = lambda: None
         evaluation = {key.removeprefix("eval_"): train.pop(key) for key in list(train) if key.startswith("eval_")}
         settings = {"steps": 2, "groups": 2, "group_size": 2, "warmup_steps": 0} | train
         tree = {
@@ -221,7 +222,7 @@ class Run:
             observer=self.listener,
             folder=self.folder,
             stop=stop,
-            services_up=lambda: None,
+            services_up=self.services_up,
             memory=SimpleNamespace(peak=1),
         )
         sampler = Shuffle(tasks, seed=0, success=1.0)
