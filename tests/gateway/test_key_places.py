@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from fakes.engine import Answer
 from fakes.gateway import ADMIN_KEY, CHAT, MESSAGES
 
 BODY = json.dumps({"model": "policy", "messages": MESSAGES}).encode()
@@ -45,6 +46,19 @@ def test_beside_an_attempt_key_the_providers_goes_upstream(engine, gateway):
     key = gateway.open()
     assert gateway.post(CHAT, BODY, {"authorization": "Bearer sk-provider", "x-api-key": key}).status == 200
     assert engine.received[0].headers["authorization"] == "Bearer sk-provider"
+
+
+@pytest.mark.parametrize("mode", ["record", "train"])
+def test_a_providers_key_that_its_error_spells_is_not_stored_in_any_mode(engine, gateway, mode):
+    secret = "provider-0123456789-of-mine"
+    error = {"error": {"message": f"Incorrect API key provided: {secret}.", "code": "invalid_api_key"}}
+    engine.answers.append(Answer(status=401, chunks=[json.dumps(error).encode()]))
+    got = gateway.post(f"/s/{gateway.open(mode=mode)}{CHAT}", BODY, {"authorization": f"Bearer {secret}"})
+    assert (got.status, got.json) == (401, error)
+    call = gateway.call()
+    assert secret.encode() not in call.response
+    assert secret not in call.error
+    assert b"[redacted:credential]" in call.response
 
 
 def test_an_attempt_key_in_the_query_is_refused_with_what_to_do(engine, gateway):

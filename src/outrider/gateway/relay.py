@@ -33,7 +33,7 @@ from outrider.gateway.upstreams.errors import UpstreamError
 from outrider.gateway.upstreams.replicas import Replicas
 from outrider.gateway.upstreams.retry import RetryPolicy
 from outrider.protocols import Store
-from outrider.types import Call, Mode
+from outrider.types import Call, CallState, Mode
 from outrider.wire import Dialect, TokenCounter, WireRequest
 
 _DROP = frozenset({b"content-length", b"host", b"expect", TRAJECTORY_HEADER})
@@ -199,7 +199,7 @@ class Relay:
             return
         call = record.finish(version=self._admission.version if record.access.ours else None)
         stored = call
-        if mode in self._redact:
+        if self._may_hold_secrets(call, record.access):
             stored, hits = await self._redacted(call, record.access)
             self._counters.redacted(hits)
         began = time.monotonic()
@@ -224,11 +224,15 @@ class Relay:
             return
         record.interrupted(status)
         call = record.finish(version=self._admission.version if record.access.ours else None)
-        if record.access.mode in self._redact:
+        if self._may_hold_secrets(call, record.access):
             call, _ = self._redactor.call(call, record.access.credentials)
         with contextlib.suppress(StoreError):
             self._store.append_call(call)  # closing the store waits for it
             note.call, note.code = call, record.code
+
+    def _may_hold_secrets(self, call: Call, access: Access) -> bool:
+        """An upstream that refuses a provider key may spell it in its error, and that is stored in no mode."""
+        return access.mode in self._redact or (call.state is not CallState.COMPLETE and bool(access.credentials))
 
     async def _redacted(self, call: Call, access: Access) -> tuple[Call, Counter[str]]:
         if len(call.request) + len(call.response) < LONG_BODY:
