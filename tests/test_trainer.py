@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 from fakes.scripted_run import LOST, OK, Run
 from outrider.collect import LATE_REWARD
 from outrider.errors import EngineError, RewardError, RunError
+from outrider.samplers.difficulty import Difficulty
 from outrider.types import Failure, Reward, RolloutState, Score, Task
 
 
@@ -401,6 +403,43 @@ def test_a_sampler_sees_whole_groups_again_after_a_restart(tmp_path):
         trainer.run()
     assert [len(group) for group in seen] == [2, 2, 2, 2]
     assert seen[0] == ["step-0001-000-0", "step-0001-000-1"]
+
+
+@pytest.mark.parametrize("schedule", ["sync", "collocated"])
+@pytest.mark.parametrize("dynamic_filter", [False, True])
+def test_a_curriculum_goes_on_where_it_was(tmp_path, schedule, dynamic_filter):
+    """Groups end in another order than they began; some have no signal, some are given up when they are too old."""
+
+    def chance(name):
+        return zlib.crc32(name.encode())
+
+    options = {"schedule": schedule, "dynamic_filter": dynamic_filter, "steps": 12, "groups": 3, "max_staleness": 1}
+
+    def life(store=None, backend=None):
+        run = Run(
+            tmp_path / "run",
+            lambda episode: float(chance(episode.attempt.rollout_id) % 3 == 0 or episode.task.id == "t0"),
+            store=store,
+            backend=backend,
+            tasks=6,
+            group_size=4,
+            **options,
+        )
+        run.agents.turns = lambda name: 1 + chance(name) % 9 if chance(name) % 7 else 60
+        run.sampler = Difficulty
+        return run
+
+    run = life()
+    with run.folder:
+        before = run.trainer()
+        before.run()
+    again = life(run.store, run.backend)
+    with again.folder:
+        after = again.trainer()
+        after._restore()
+    assert before._sampler._weight.max() > 1.5
+    np.testing.assert_array_equal(after._sampler._solved, before._sampler._solved)
+    np.testing.assert_array_equal(after._sampler._weight, before._sampler._weight)
 
 
 def test_collocated_pauses_the_gateway_while_it_trains(tmp_path):

@@ -107,6 +107,8 @@ class Scheduler:
         self._thread: threading.Thread | None = None
         self.dropped: Counter[str] = Counter()
         """Groups that were left out, by reason, since the last `take`."""
+        self.handed_out: list[int] = []
+        """Groups that the sampler was told of since then, in this order; also those that were left out in the end."""
 
     def __enter__(self) -> Scheduler:
         if self._background:
@@ -130,6 +132,7 @@ class Scheduler:
     def take(self) -> list[Group]:
         """Wait until the groups of one step are ready. Returns fewer when `oversample` times as many had no signal."""
         self.dropped.clear()
+        self.handed_out.clear()
         with self._changed:
             self._taken = 0  # the last step's weights are published: its groups make room for as many new ones
             self._step += 1
@@ -194,6 +197,7 @@ class Scheduler:
             del self._since[index]
             group = Group(index=index, rollouts=tuple(rollouts))
             self._taken += 1
+            self.handed_out.append(index)
             self._sampler.observe(group.rollouts)
             return group
 

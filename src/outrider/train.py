@@ -167,6 +167,7 @@ class Trainer:
         record |= self._learner.record()
         record["policy_version"] = self.progress.policy_version
         record["excluded"] = dict(excluded)
+        record["handed_out"] = list(scheduler.handed_out)
         record["failures"] = self.parts.reconciler.take_failures()
         self._await_checkpoint()
         self._record(record | {"times": timer.times()})
@@ -289,6 +290,7 @@ class Trainer:
             self.progress.step, self.progress.policy_version = checkpoint.step, checkpoint.policy_version
             folder.forget_after(checkpoint.step)
             position = Position(next=checkpoint.position["next"], open=tuple(checkpoint.position["open"]))
+            self._remind_sampler()
             self._say(f"going on after step {checkpoint.step}, policy version {checkpoint.policy_version}")
         self._resume()
         for record in folder.records():
@@ -299,13 +301,6 @@ class Trainer:
 
     def _scheduler(self, position: Position) -> Scheduler:
         config = self.config.train
-        handed_out = {group_name(self.config, index) for index in range(position.next)}
-        handed_out -= {group_name(self.config, index) for index in position.open}
-        earlier: dict[str, list[Rollout]] = {}
-        for rollout in self.parts.store.rollouts(split="train", state=RolloutState.SUCCEEDED):
-            earlier.setdefault(rollout.group_id, []).append(rollout)
-        for name in sorted(handed_out & earlier.keys()):  # the others are observed when they are handed out
-            self._sampler.observe(earlier[name])
         return Scheduler(
             self.parts.reconciler,
             lambda index, task: plan_group(self.config, self.tasks[task], index),
@@ -322,6 +317,21 @@ class Trainer:
                 ids, version=self.progress.policy_version, max_lag=self._max_lag()
             ),
         )
+
+    def _remind_sampler(self) -> None:
+        """Tell it of the groups of finished steps, in the order in which they were handed out: as much as it knew then.
+
+        Those that are still open it hears of when they are handed out, those that were given up it never does.
+        """
+        records = [record for record in self.parts.folder.records() if record["kind"] == "step"]
+        groups: dict[str, list[Rollout]] = {}
+        for rollout in self.parts.store.rollouts(split="train") if records else ():
+            groups.setdefault(rollout.group_id, []).append(rollout)
+        names = [group_name(self.config, index) for record in records for index in record.get("handed_out", ())]
+        for name in filter(groups.__contains__, names):  # a store may have been pruned
+            # Where our own scoring had failed, somebody else may have scored it.
+            refresh = self._collector.refresh
+            self._sampler.observe([r if r.state is RolloutState.SUCCEEDED else refresh(r) for r in groups[name]])
 
     def _checkpoint(self, step: int, version: int, position: Json) -> None:
         folder = self.parts.folder

@@ -14,7 +14,7 @@ from fakes.calls import call, choice
 from fakes.memory_store import MemoryStore
 from outrider.config import parse
 from outrider.errors import EngineError
-from outrider.protocols import Exit, OptimStats, StepStats
+from outrider.protocols import Exit, OptimStats, Sampler, StepStats
 from outrider.reconcile import Reconciler
 from outrider.runfolder import RunFolder
 from outrider.samplers.shuffle import Shuffle
@@ -184,6 +184,7 @@ class Run:
         self.gateway, self.engine, self.backend = Gateway(), Engine(), backend or Backend()
         self.agents = Agents(self.store, self.gateway)
         self.listener = Listener()
+        self.sampler: type[Sampler] = Shuffle
         self.services_up: Callable[[], None] = lambda: None
         evaluation = {key.removeprefix("eval_"): train.pop(key) for key in list(train) if key.startswith("eval_")}
         settings = {"steps": 2, "groups": 2, "group_size": 2, "warmup_steps": 0} | train
@@ -225,7 +226,7 @@ class Run:
             services_up=self.services_up,
             memory=SimpleNamespace(peak=1),
         )
-        sampler = Shuffle(tasks, seed=0, success=1.0)
+        sampler = self.sampler(tasks, seed=0, success=1.0)
         return Trainer(self.config, parts, tasks, held_out, self.progress, sampler)
 
     def __call__(self, held_out: Sequence[Task] = ()):
