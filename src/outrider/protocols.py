@@ -201,7 +201,7 @@ class Sampler(Protocol):
         """Position in the list of tasks for group number `index`."""
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
-        """The rollouts of one group have ended. Also called with those of earlier lives of the run, in the same order."""
+        """The rollouts of one group have ended. Told of those of earlier lives of the run too, in the same order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
