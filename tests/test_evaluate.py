@@ -77,7 +77,7 @@ def test_tries_of_a_task_are_found_by_its_id():
     rollouts = [rollout(task, i, float(task in "abc")) for i in range(3) for task in "abcde"]
     got = summarise([*rollouts, rollout("a", 9, None)], threshold=1.0)
     assert (got["low"], got["high"]) == pytest.approx(wilson(3, 5))
-    assert (got["n"], got["success"], got["unscored"]) == (15, 0.6, 1)
+    assert (got["n"], got["tasks"], got["success"], got["unscored"]) == (15, 5, 0.6, 1)
 
 
 def test_plan_is_greedy_once_and_sampled_as_often_as_asked():

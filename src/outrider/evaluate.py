@@ -121,7 +121,8 @@ def score(record: Json) -> tuple[float, float] | None:
 
 
 def summarise(rollouts: Sequence[Rollout], threshold: float) -> Json:
-    """Success rate of the scored ones; those without a reward are counted apart and are never zeros."""
+    """Success rate of the scored ones, which are `n` tries of `tasks` tasks; those without a reward are counted apart
+    and are never zeros."""
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     successes, tries = Counter[str](), Counter[str]()
     for rollout in rollouts:
@@ -132,6 +133,7 @@ def summarise(rollouts: Sequence[Rollout], threshold: float) -> Json:
     return {
         "success": successes.total() / len(rewards) if rewards else 0.0,
         "n": len(rewards),
+        "tasks": len(tries),
         "low": low,
         "high": high,
         "reward_mean": sum(rewards) / len(rewards) if rewards else 0.0,

@@ -275,5 +275,5 @@ class Renderer(Protocol):
         """
 
     def parser(self, prompt_ids: Sequence[int], tools: Sequence[Json], *, begun: str = "") -> ReplyParser:
-        """For an answer to `prompt_ids`; calls are looked for where there are `tools`. What `begin` was given as `begun`
-        is a part of the answer, and is not told again."""
+        """For an answer to `prompt_ids`; calls are looked for where there are `tools`. What `begin` was given as
+        `begun` is a part of the answer, and is not told again."""

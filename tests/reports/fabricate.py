@@ -169,7 +169,7 @@ def wilson(p: float, n: int) -> tuple[float, float]:
 def evaluation(name: str, step: int, greedy: float, sampled: float, wall_s: float, n: int = 200) -> dict[str, Any]:
     def one(p: float) -> dict[str, Any]:
         low, high = wilson(p, n)
-        return {"success": p, "n": n, "low": low, "high": high, "reward_mean": 0.2 + 0.8 * p, "unscored": 0}
+        return {"success": p, "n": n, "tasks": n, "low": low, "high": high, "reward_mean": 0.2 + 0.8 * p, "unscored": 0}
 
     return {
         "kind": "eval", "name": name, "step": step, "policy_version": step, "greedy": one(greedy),

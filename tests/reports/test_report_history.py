@@ -81,6 +81,15 @@ def test_a_measurement_of_nothing_is_none():
     assert share(None, "greedy") is None
 
 
+def test_what_was_measured_on_says_tries_where_a_task_had_several():
+    def base(**counts):
+        return share({"sampled": {"success": 0.5, **counts}}, "sampled").base
+
+    assert base(n=200, tasks=200) == "200 tasks"
+    assert base(n=800, tasks=200) == "800 tries of 200 tasks"
+    assert base(n=800) == "800 tries"  # the record of an older run
+
+
 def test_summary_holds_the_agreed_keys_and_no_more(run_dir):
     run_dir.mkdir()
     record = evaluation("before", 0, 0.69, 0.16, 41.0)

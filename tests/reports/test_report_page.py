@@ -237,8 +237,8 @@ def test_three_tasks_are_chosen(outcomes, chosen):
 
 def test_the_interval_of_a_change():
     """Newcombe (1998), table II, example (a): 56/70 against 48/80, method 10: 0.0524 to 0.3339."""
-    first = Share(value=48 / 80, n=80, low=0.4905, high=0.7003)
-    last = Share(value=56 / 70, n=70, low=0.6918, high=0.8771)
+    first = Share(value=48 / 80, n=80, tasks=80, low=0.4905, high=0.7003)
+    last = Share(value=56 / 70, n=70, tasks=70, low=0.6918, high=0.8771)
     assert change(first, last) == "+20.0 (+5.2 to +33.4)"
     assert change(last, first) == "−20.0 (−33.4 to −5.2)"
     assert change(None, last) == "–"

@@ -53,7 +53,7 @@ def _success(history: History) -> list[str]:
         if before is not None and after is not None:
             points = 100 * (after.value - before.value)
             change = f"{aligned_percent(before.value):>6} → {aligned_percent(after.value):>6}  {points:+.1f} points"
-            lines.append(f"  {how:<8} {change}  on {after.n} tasks")
+            lines.append(f"  {how:<8} {change}  on {after.base}")
     return ["Held-out success, before → after:", *lines] if lines else ["No held-out tasks were measured."]
 
 

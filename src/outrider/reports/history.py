@@ -88,8 +88,18 @@ class Share:
 
     value: float
     n: int
+    """Tries that were scored."""
+    tasks: int | None
+    """Tasks they were tries of, where the record says it."""
     low: float | None
     high: float | None
+
+    @property
+    def base(self) -> str:
+        """What it was measured on: ``200 tasks``, or ``800 tries of 200 tasks``."""
+        if self.tasks is None:
+            return f"{self.n:,} tries"
+        return f"{self.n:,} tasks" if self.n == self.tasks else f"{self.n:,} tries of {self.tasks:,} tasks"
 
 
 def share(record: Json | None, how: str) -> Share | None:
@@ -97,7 +107,14 @@ def share(record: Json | None, how: str) -> Share | None:
     value, n = finite(dig(record, how, "success")), finite(dig(record, how, "n"))
     if value is None or not n:
         return None
-    return Share(value=value, n=int(n), low=finite(dig(record, how, "low")), high=finite(dig(record, how, "high")))
+    tasks = finite(dig(record, how, "tasks"))
+    return Share(
+        value=value,
+        n=int(n),
+        tasks=None if tasks is None else int(tasks),
+        low=finite(dig(record, how, "low")),
+        high=finite(dig(record, how, "high")),
+    )
 
 
 def counters(record: Json, key: str) -> Counter[str]:

@@ -109,7 +109,7 @@ def headline(history: History) -> str:
     if not cards:
         return section("Held-out success", paragraph("Nothing has been measured on held-out tasks.", "none"))
     name = "after" if after is None or history.finished else f"so far ({after.get('name', 'after')})"
-    head = ["", "before", "95% interval", "tasks", esc(name), "95% interval", "tasks", "change, 95% interval"]
+    head = ["", "before", "95% interval", "on", esc(name), "95% interval", "on", "change, 95% interval"]
     note = "" if after is not None else paragraph("There is no evaluation after training yet.", "soft")
     best = [record for record in history.evals if record.get("best")]
     if best:
@@ -137,7 +137,7 @@ def _headline_card(words: str, colour: int, first: Share | None, last: Share | N
 def _cells(one: Share | None) -> list[str]:
     if one is None:
         return ["–", "–", "–"]
-    return [aligned_percent(one.value), f"{aligned_percent(one.low)} – {aligned_percent(one.high)}", number(one.n)]
+    return [aligned_percent(one.value), f"{aligned_percent(one.low)} – {aligned_percent(one.high)}", one.base]
 
 
 def change(first: Share | None, last: Share | None) -> str:
