@@ -100,6 +100,8 @@ def test_what_cannot_be_forced_is_left_to_the_model_and_said(engine, choice):
     assert answer.status_code == 200
     assert answer.headers["x-outrider-ignored"] == "tool_choice, response_format"
     assert "x-outrider-ignored" not in engine.post(CHAT, messages=HELLO, max_tokens=1, tool_choice="auto").headers
+    answer = engine.post("/v1/completions", prompt=[1], max_tokens=1, response_format={"type": "json_object"})
+    assert answer.headers["x-outrider-ignored"] == "response_format"
 
 
 def test_another_model_does_not_exist(engine):

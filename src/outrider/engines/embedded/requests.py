@@ -102,7 +102,8 @@ def parse_completion(body: Json, vocabulary: Vocabulary, limits: Limits) -> Pars
             raise ApiError(f"{name}: not supported by this engine; leave it out.", param=name)
     top = _number(body, "logprobs", int, -1, 0, MAX_TOP_LOGPROBS)
     prompts = [_prompt_ids(item, vocabulary, limits) for item in _prompt_items(body)]
-    return _parsed(body, prompts, limits, chat=False, logprobs=top >= 0, top=max(top, 0))
+    parsed = _parsed(body, prompts, limits, chat=False, logprobs=top >= 0, top=max(top, 0))
+    return replace(parsed, ignored=("response_format",) if _wants_format(body) else ())
 
 
 def _parsed(body: Json, prompts: list[list[int]], limits: Limits, *, chat: bool, logprobs: bool, top: int) -> Parsed:
