@@ -230,7 +230,13 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     ] = 0.15
     entropy_coef: Annotated[float, Meta(ge=0, description="Weight of the entropy bonus; 0 for none.")] = 0.0
     kl_coef: Annotated[float, Meta(ge=0, description="Weight of the KL to the starting model; 0 for none.")] = 0.0
-    kl: Annotated[Literal["k1", "k2", "k3"], Meta(description="Estimator of that KL.")] = "k3"
+    kl: Annotated[
+        Literal["k1", "k2", "k3"],
+        Meta(
+            description='Estimator of that KL; k1 only with kl_in = "reward", as its gradient in the loss is 0 in '
+            "expectation."
+        ),
+    ] = "k3"
     kl_in: Annotated[
         Literal["loss", "reward"], Meta(description="Whether that KL is a term of the loss or comes off the reward.")
     ] = "loss"
