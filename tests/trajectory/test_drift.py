@@ -56,6 +56,21 @@ def test_where_the_engine_rendered_the_requests_tell():
     assert after([1, 7, 10, 11, 20, 2, 12], tools=("t",)) == (2, "tools changed", 5)
 
 
+def test_a_break_in_the_middle_of_a_talk_counts_though_its_beginning_is_kept():
+    """The template drops the reasoning [60, 61] of the second answer: the third call extends the first one alone."""
+    second = call([*START, 20, 2, 12], [60, 61, 21, 2], seq=2, request=request(1))
+    third = call([*START, 20, 2, 12, 21, 2, 13], [22], seq=3, request=request(2))
+    assert seen(FIRST, second, third) == [(1, "", 0), (2, "", 0), (3, "unknown", 3)]
+    edited = call([*START, 20, 2, 15], [22], seq=3, request=request(1))  # goes back, and says something else
+    assert seen(FIRST, second, edited)[2] == (2, "", 0)
+    proven = call([*START, 20, 2, 12, 14], [22], seq=3, request=request(2), continuation="continued")
+    assert seen(FIRST, second, proven)[2] == (3, "", 0)
+    drift = Drift()
+    drift.add([FIRST, second, third])
+    report = drift.report()
+    assert (report["breaks"], report["rows"], report["rows_without_breaks"]) == (1, 2, 1)
+
+
 def test_the_closest_earlier_branch_is_the_one_compared_with():
     sub = call([1, 8, 50], [51, 2], seq=2, request=request(0))
     broken = call([*START, 20, 2, 12, 60, 13], [21], seq=4, request=request(2), continuation="broke: history rewritten")

@@ -10,7 +10,7 @@ request is then compared with the earlier one whose tokens it shares most of.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -35,7 +35,7 @@ class Continuity:
     """Why continuity broke; empty where it did not."""
     prompt_tokens: int
     opens_row: bool
-    """It broke, and extends nothing: a row of its own begins."""
+    """It broke, so that a row ends where it would have gone on: one more than without."""
     recomputed: int
     """Tokens of the closest earlier branch that the prompt does not share, up to the prompt's own length."""
 
@@ -127,25 +127,31 @@ def continuity(calls: Sequence[Call], tree: Tree) -> list[Continuity]:
     found: list[Continuity] = []
     earlier: list[Branch] = []
     by_id = {call.id: call for call in calls}
+    followers = Counter(branch.parent for branch in tree.branches)
     for branch in tree.branches:
         call = by_id[branch.answer.call_id]
         if not earlier or earlier[-1].answer.call_id != call.id:  # further choices have the same prompt
             request = asked(call)
-            cause, recomputed = "", 0
+            cause, opens_row, recomputed = "", False, 0
             outcome = call.continuation.partition("; ")[0]
             noted = outcome.startswith("broke: ")
-            if earlier and (noted or (branch.parent is None and request.answers and outcome != "opened")):
+            # Of the answers in its history, the prompt has as many token for token.
+            kept = 0 if branch.parent is None else asked(by_id[branch.parent.answer.call_id]).answers + 1
+            lost = request.answers > kept and outcome not in ("opened", "continued")
+            if earlier and (noted or lost):
                 closest, shared = _closest(branch.token_ids()[: branch.start], earlier)
                 other = by_id[closest.answer.call_id]
                 cause = outcome.removeprefix("broke: ") if noted else _difference(call, other).value
                 recomputed = max(0, min(closest.end, branch.start) - shared)
+                opens_row = not followers[closest]
+                followers[closest] += 1
             found.append(
                 Continuity(
                     harness=f"{call.dialect} · {call.model}",
                     turn=request.answers + 1,
                     cause=cause,
                     prompt_tokens=branch.start,
-                    opens_row=bool(cause) and branch.parent is None,
+                    opens_row=opens_row,
                     recomputed=recomputed,
                 )
             )
