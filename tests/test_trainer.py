@@ -360,6 +360,7 @@ def test_an_evaluation_that_a_crash_has_interrupted_is_made_up_for(tmp_path, sch
     again(HELD_OUT)
     order = [r["name"] if r["kind"] == "eval" else r["step"] for r in again.folder.records()]
     assert order == ["before", 1, 2, "step-2", 3, 4, "after"]
+    assert (again.listener.earlier, again.listener.new) == ([1, 2, "before"], ["step-2", 3, 4, "after"])
     assert all(r.attempt == 1 for r in again.store.rollouts(split="step-2/greedy")), "what had ended is not run again"
 
 

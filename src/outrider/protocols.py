@@ -300,8 +300,8 @@ class Observer(Protocol):
     def advance(self, rollout: Rollout | None = None) -> None:
         """One unit of the phase is done; `rollout` where the unit is one."""
 
-    def record(self, record: Json) -> None:
-        """A line of ``metrics.jsonl``."""
+    def record(self, record: Json, *, earlier: bool = False) -> None:
+        """A line of ``metrics.jsonl``. `earlier`: an earlier start of this run wrote it."""
 
     def message(self, text: str) -> None:
         """One sentence for a person: a retry, a skipped step, a restart of a service."""

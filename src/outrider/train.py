@@ -240,7 +240,7 @@ class Trainer:
         done = self.parts.folder.evaluation(name)
         if done is None or (name == "after" and done["step"] != self.progress.step):
             return None
-        self.parts.observer.record(done)
+        self.parts.observer.record(done, earlier=True)
         return done
 
     def _begin_measuring(self, name: str, scheduler: Scheduler) -> None:
@@ -295,7 +295,7 @@ class Trainer:
         self._resume()
         for record in folder.records():
             if record["kind"] == "step":
-                self.parts.observer.record(record)
+                self.parts.observer.record(record, earlier=True)
                 self._learner.recall(record)
         return position
 

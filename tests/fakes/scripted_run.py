@@ -164,12 +164,18 @@ class Agents:
 class Listener:
     def __init__(self) -> None:
         self.messages: list[str] = []
+        self.new: list[str | int] = []
+        """Steps and evaluations that were recorded, by number and name."""
+        self.earlier: list[str | int] = []
+        """The same of an earlier start."""
 
     def phase(self, name: str, total: int) -> None: ...
 
     def advance(self, rollout: Rollout | None = None) -> None: ...
 
-    def record(self, record) -> None: ...
+    def record(self, record, *, earlier: bool = False) -> None:
+        (self.earlier if earlier else self.new).append(record.get("name", record["step"]))
+
 
     def message(self, text: str) -> None:
         self.messages.append(text)

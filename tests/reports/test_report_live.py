@@ -89,6 +89,27 @@ def test_without_a_terminal_there_are_plain_flushed_lines():
     assert len(lines) == 7
 
 
+def test_what_an_earlier_start_did_is_not_told_as_new():
+    stream = Terminal(is_terminal=False)
+    with LiveView(steps=8, console=Console(file=stream), clock=Clock()) as view:
+        view.record(step_record(3, 8, Fixed()), earlier=True)
+        view.record(evaluation("before", 0, 0.69, 0.16, 41.0), earlier=True)
+        view.record(step_record(4, 8, Fixed()))
+    told = [line.removeprefix("[00:00:00] ") for line in stream.getvalue().splitlines()]
+    assert [line[: line.index("  ")] for line in told[::2]] == ["done earlier: step 3/8", "step 4/8"]
+    assert told[1].startswith("done earlier: before: greedy")
+
+
+def test_rows_of_earlier_steps_are_dim():
+    progress = Progress(steps=8, success=1.0)
+    for step in (3, 4, 5):
+        progress.add(step_record(step, 8, Fixed()), earlier=step < 5)
+    console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system="standard", _environ={})
+    console.print(draw(progress, "a run"))
+    rows = [line for line in console.file.getvalue().splitlines() if "±" in line]
+    assert ["\x1b[2m" in row for row in rows] == [True, True, False]
+
+
 @pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE"])
 def test_a_ci_log_gets_no_control_codes_whatever_the_environment_claims(monkeypatch, variable):
     monkeypatch.setenv(variable, "1")

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.reports.progress import Phase, Progress, eval_words, learning_words, skipped_groups, step_words
-from outrider.reports.text import aligned_percent, duration, fixed, number, one_line, percent, tally
+from outrider.reports.text import aligned_percent, duration, finite, fixed, number, one_line, percent, tally
 from outrider.types import Json, Rollout
 
 _REFRESH_PER_S = 2  # a picture costs a few ms of CPU, and the machine has rollouts to do
@@ -41,8 +41,7 @@ class LiveView:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`steps` of the whole run; `success`: the reward from which a rollout counts as one; `live`: None to ask
-        the console's stream whether it is a terminal. Records of an earlier process of a resumed run may be recorded
-        again, for the table."""
+        the console's stream whether it is a terminal."""
         self._console = console or Console()
         self._is_live = _on_terminal(self._console) if live is None else live
         self._title = one_line(title)
@@ -90,13 +89,14 @@ class LiveView:
             if phase is not None and self._progress.clock() - self._last_line >= _PLAIN_EVERY_S:
                 self._line(f"{phase.name}: {_phase_words(phase, self._progress.clock())}")
 
-    def record(self, record: Json) -> None:
+    def record(self, record: Json, *, earlier: bool = False) -> None:
+        when = "done earlier: " if earlier else ""
         with self._lock:
-            self._progress.add(record)
+            self._progress.add(record, earlier=earlier)
             if record.get("kind") == "step":
-                self._line(step_words(record, self._progress.steps_wanted))
+                self._line(when + step_words(record, self._progress.steps_wanted))
             elif record.get("kind") == "eval":
-                self._line(f"{one_line(str(record.get('name')), 24)}: {eval_words(record)}")
+                self._line(f"{when}{one_line(str(record.get('name')), 24)}: {eval_words(record)}")
 
     def message(self, text: str) -> None:
         with self._lock:
@@ -204,6 +204,7 @@ def _steps(progress: Progress) -> Table:
             fixed(record.get("loss"), 4),
             fixed(times.get("total") if isinstance(times, dict) else None, 1),
             skipped_groups(record),
+            style="dim" if int(finite(record.get("step")) or 0) <= progress.steps_before else "",
         )
     return table
 

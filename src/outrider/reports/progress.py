@@ -45,6 +45,8 @@ class Progress:
         self.clock = clock
         self.started = clock()
         self.steps_done = 0
+        self.steps_before = 0
+        """Of `steps_done`, those that an earlier start of the run did."""
         self.phase: Phase | None = None
         self.steps: deque[Json] = deque(maxlen=KEPT_STEPS)
         self.evals: dict[str, Json] = {}
@@ -77,8 +79,9 @@ class Progress:
                 phase.rewards.append(rollout.reward)
                 phase.successes += rollout.reward >= self.success_from
 
-    def add(self, record: Json) -> None:
-        """A record of metrics.jsonl. One that counts failures itself replaces what was seen since the last one."""
+    def add(self, record: Json, *, earlier: bool = False) -> None:
+        """A record of metrics.jsonl, perhaps of an earlier start. One that counts failures itself replaces what was
+        seen since the last one."""
         counted = counters(record, "failures") if "failures" in record else self._unrecorded
         self.failures.update(counted)
         self._unrecorded = Counter()
@@ -87,6 +90,7 @@ class Progress:
         if kind == "step":
             self.steps.append(record)
             self.steps_done = int(finite(record.get("step")) or self.steps_done)
+            self.steps_before = self.steps_done if earlier else self.steps_before
         elif kind == "eval":
             self.evals[one_line(str(record.get("name")), 24)] = record
             if self._stretch_started is not None:
