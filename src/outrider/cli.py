@@ -274,7 +274,7 @@ def drift(run_folder: Path, split: str, step: int | None, as_json: bool) -> None
     with assemble.opened(RunFolder(run_folder)) as store:
         for rollout in store.rollouts(split=split, step=step):
             if rollout.attempt:
-                found.add(store.calls(f"{rollout.id}.a{rollout.attempt}"))
+                found.add(store.calls(rollout.attempt_id))
     if as_json:
         click.echo(json.dumps(found.report()))
     else:

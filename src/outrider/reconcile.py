@@ -197,14 +197,9 @@ class Reconciler:
         return taken
 
     def _start(self, rollout: Rollout) -> None:
-        attempt = Attempt(
-            id=f"{rollout.id}.a{rollout.attempt + 1}",
-            rollout_id=rollout.id,
-            number=rollout.attempt + 1,
-            started_at=time.time(),
-        )
+        running = replace(rollout, state=RolloutState.RUNNING, attempt=rollout.attempt + 1)
+        attempt = Attempt(id=running.attempt_id, rollout_id=rollout.id, number=running.attempt, started_at=time.time())
         key = new_key()
-        running = replace(rollout, state=RolloutState.RUNNING, attempt=attempt.number)
         if not self.store.transition(running, expect=(rollout.state, rollout.attempt)):
             raise RunError(f"rollout {rollout.id}: somebody else is running it; is the run folder in use twice?")
         self.store.put_attempt(attempt)

@@ -133,6 +133,11 @@ class Rollout:
     reason: str = ""
     """One sentence on `failure`, or the reward's own reason."""
 
+    @property
+    def attempt_id(self) -> str:
+        """Id of the current attempt; of none before the first."""
+        return f"{self.id}.a{self.attempt}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:

@@ -161,7 +161,7 @@ def test_the_whole_chain(run):
     check_result(run)
 
     store = SqliteStore(run.root / "store.sqlite3")
-    calls = {r.id: store.calls(f"{r.id}.a{r.attempt}") for r in store.rollouts()}
+    calls = {r.id: store.calls(r.attempt_id) for r in store.rollouts()}
     rollouts = store.rollouts()
     store.close()
     every = [call for group in calls.values() for call in group]

@@ -23,7 +23,7 @@ def test_an_evaluation_in_the_folder_of_a_training_run_measures_the_model_as_ver
     status, output = finish(start(project, "train.steps=1", command="eval"))
     assert status == 0, output
     store = open_store(f"sqlite:///{project / 'run' / 'store.sqlite3'}")
-    attempts = [f"{one.id}.a{one.attempt}" for one in store.rollouts() if one.split.startswith("eval/")]
+    attempts = [one.attempt_id for one in store.rollouts() if one.split.startswith("eval/")]
     calls = [call for attempt in attempts for call in store.calls(attempt)]
     assert store.calls_after(0)
     store.close()

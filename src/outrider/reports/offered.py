@@ -36,7 +36,7 @@ def unseen_tools(calls: Sequence[Call], tokenizer: Tokenizer | None) -> str:
 def unseen_in_run(store: Store, tokenizer: Tokenizer | None) -> str:
     """The same for a run, by some of its rollouts."""
     looked_at = [rollout for rollout in store.rollouts() if rollout.attempt][-_LOOKED_AT:]
-    found = {unseen_tools(store.calls(f"{one.id}.a{one.attempt}"), tokenizer) for one in looked_at}
+    found = {unseen_tools(store.calls(one.attempt_id), tokenizer) for one in looked_at}
     return found.pop() if len(found) == 1 else ""
 
 
