@@ -13,6 +13,7 @@ from fakes.scripted_run import LOST, OK, Run
 from outrider.collect import LATE_REWARD
 from outrider.errors import EngineError, RewardError, RunError
 from outrider.samplers.difficulty import Difficulty
+from outrider.train import group_name
 from outrider.types import Failure, Reward, RolloutState, Score, Task
 
 
@@ -507,6 +508,38 @@ def test_exclusions_of_a_step_are_in_its_record(tmp_path):
     assert record["excluded"] == {"too_long": 2}
     assert record["excluded_tokens"] == {"too_long": 4}
     assert (record["tokens"], record["breaks"]) == (4, 0)
+
+
+@pytest.mark.parametrize("schedule", ["sync", "collocated"])
+@pytest.mark.parametrize("options", [{}, {"dynamic_filter": True}, {"max_tokens": 9, "too_long": "cut"}])
+def test_every_token_of_a_group_that_is_done_with_is_trained_or_counted(tmp_path, schedule, options):
+    """Groups end early and late, with and without signal; some rollouts can't be scored, some groups are too old."""
+
+    def chance(name):
+        return zlib.crc32(name.encode())
+
+    def reward(episode):
+        if chance(episode.attempt.rollout_id) % 7 == 0:
+            raise RewardError("cannot tell")
+        return float(chance(episode.attempt.rollout_id) % 3 == 0)
+
+    run = Run(tmp_path / "run", reward, steps=8, groups=3, group_size=4, schedule=schedule, max_staleness=1, **options)
+    run.agents.turns = lambda name: 1 + chance(name) % 9 if chance(name) % 7 else 40
+    run()
+    position = run.folder.latest().position
+    done = {group_name(run.config, index) for index in set(range(position["next"])) - set(position["open"])}
+    sampled = sum(
+        len(choice.token_ids)
+        for rollout in run.store.rollouts()
+        if rollout.group_id in done
+        for call in run.store.calls(rollout.attempt_id)
+        for choice in call.choices
+    )
+    excluded = sum((Counter(record["excluded_tokens"]) for record in run.steps()), Counter())
+    assert sampled == sum(record["tokens"] for record in run.steps()) + excluded.total()
+    assert excluded["rollout failed: reward_error"]
+    assert excluded["group: no signal, replaced" if "dynamic_filter" in options else "rollout: group without signal"]
+    assert bool(excluded["group: over 1 policy versions old"]) == (schedule == "collocated")
 
 
 def test_a_failed_rollout_leaves_its_group_and_is_counted(tmp_path):

@@ -36,9 +36,13 @@ class Gathered:
     excluded: Counter[str] = field(default_factory=Counter)
     """Answers, rollouts and groups, by reason."""
     excluded_tokens: Counter[str] = field(default_factory=Counter)
-    """Sampled tokens that no row trains on, by reason."""
+    """Sampled tokens that no row trains on, by reason; of a rollout those of its last attempt."""
     rewards_seen: dict[str, int] = field(default_factory=dict)
     """By attempt, how many rewards that count there were."""
+
+    def sampled_tokens(self) -> int:
+        """All of them, trained or not."""
+        return sum(int(sample.loss_mask.sum()) for sample in self.samples) + self.excluded_tokens.total()
 
     def add(self, other: Gathered) -> None:
         self.rollouts += other.rollouts
@@ -57,6 +61,8 @@ class Collector:
         self._store, self._config = store, config
         self._taken: deque[dict[str, int]] = deque(maxlen=WATCHED_STEPS)
         """How many rewards each attempt of the last steps had when its step was taken."""
+        self._unused: Counter[str] = Counter()
+        """Sampled tokens of groups that no step trains on, by reason, since the last `collect`."""
 
     def refresh(self, rollout: Rollout) -> Rollout:
         """`rollout` with the newest reward of its attempt, which may have come after the attempt ended.
@@ -71,21 +77,29 @@ class Collector:
         """The rollouts and rows of a step.
 
         A group with a token more than `max_lag` policy versions older than `version` is given up whole, for the one
-        that `another` gives when it is told the reason.
+        that `another` gives when it is told the reason. Its tokens, and those of groups that were given up before, are
+        counted as excluded.
         """
         step = Gathered()
         waiting = deque(groups)
         while waiting:
             group = self.read(waiting.popleft())
             if version - _oldest(group.samples, version) > max_lag:
+                self.leave_out(over_age(max_lag), group)
                 waiting.append(another(over_age(max_lag)))
             else:
                 step.add(group)
+        step.excluded_tokens.update(self._unused)
+        self._unused.clear()
         late = self._late()
         if late:
             step.excluded[LATE_REWARD] = late
         self._taken.append(step.rewards_seen)
         return step
+
+    def leave_out(self, reason: str, group: Gathered) -> None:
+        """Count the tokens of a group that is given up."""
+        self._unused[reason] += group.sampled_tokens()
 
     def read(self, group: Group) -> Gathered:
         """What the store holds of a group by now."""
@@ -96,7 +110,9 @@ class Collector:
             found.rollouts.append(rollout)
             found.rewards_seen[attempt_id(ended)] = _counting(rewards)
             if rollout.state is not RolloutState.SUCCEEDED:
-                found.excluded[f"rollout {rollout.state}: {rollout.failure}"] += 1
+                reason = f"rollout {rollout.state}: {rollout.failure}"
+                found.excluded[reason] += 1
+                found.excluded_tokens[reason] += _sampled(self._store.calls(attempt_id(rollout)))
                 continue
             calls = self._store.calls(attempt_id(rollout))
             tree = self._tree(calls)
@@ -111,11 +127,17 @@ class Collector:
         return found
 
     def too_old(self, rollout_ids: Sequence[str], *, version: int, max_lag: int) -> str:
-        """Why a group that is still under way can't be trained any more; empty where it can."""
-        for rollout in filter(None, map(self._store.rollout, rollout_ids)):
+        """Why a group that is still under way can't be trained any more; empty where it can.
+
+        The tokens it has so far are then counted as excluded.
+        """
+        rollouts = list(filter(None, map(self._store.rollout, rollout_ids)))
+        calls = [self._store.calls(attempt_id(rollout)) for rollout in rollouts]
+        for rollout, made in zip(rollouts, calls, strict=True):
             if rollout.state in (RolloutState.RUNNING, RolloutState.SUCCEEDED):
-                samples = self._cut(rollout, self._tree(self._store.calls(attempt_id(rollout)))).samples
+                samples = self._cut(rollout, self._tree(made)).samples
                 if version - _oldest(samples, version) > max_lag:
+                    self._unused[over_age(max_lag)] += sum(map(_sampled, calls))
                     return over_age(max_lag)
         return ""
 
@@ -165,6 +187,11 @@ def _scored(rollout: Rollout, rewards: Sequence[Reward]) -> Rollout:
     if final is None or not (rollout.state is RolloutState.SUCCEEDED or unscored):
         return rollout
     return replace(rollout, state=RolloutState.SUCCEEDED, reward=final.value, reason=final.reason)
+
+
+def _sampled(calls: Sequence[Call]) -> int:
+    """Tokens of all their answers."""
+    return sum(len(choice.token_ids) for call in calls for choice in call.choices)
 
 
 def _counting(rewards: Sequence[Reward]) -> int:

@@ -34,7 +34,7 @@ from outrider.protocols import (
 )
 from outrider.reconcile import Reconciler
 from outrider.runfolder import RunFolder
-from outrider.schedule import Group, Position, Scheduler
+from outrider.schedule import NO_SIGNAL, Group, Position, Scheduler
 from outrider.types import Json, Rollout, RolloutState, Task
 
 PUBLISH_TRIES = 3
@@ -144,7 +144,7 @@ class Trainer:
         excluded.update(batch.excluded)
         timer.lap("samples")
         record = rollout_record(step, found.rollouts, found.samples, batch, self.config.reward.success)
-        record |= {"breaks": found.breaks, "excluded_tokens": dict(found.excluded_tokens)}
+        record |= {"breaks": found.breaks, "excluded_tokens": dict(found.excluded_tokens + batch.excluded_tokens)}
         if batch.rows:
             self._phase(f"step {step}: update", config.epochs)
             # The last step's weights must be on disk before they change.
@@ -183,7 +183,10 @@ class Trainer:
 
     def _has_signal(self, group: Group) -> bool:
         found = self._collector.read(group)
-        return self._learner.has_signal(found.rollouts, found.samples, found.call_rewards)
+        has_signal = self._learner.has_signal(found.rollouts, found.samples, found.call_rewards)
+        if not has_signal:
+            self._collector.leave_out(NO_SIGNAL, found)
+        return has_signal
 
     def _max_lag(self) -> int:
         return 0 if self.config.train.schedule == "sync" else self.config.train.max_staleness

@@ -55,6 +55,8 @@ class Batch:
     """What the rollouts that count were judged by as a whole: their rewards, less a KL that comes off these."""
     excluded: Counter[str]
     """Rollouts left out, by reason."""
+    excluded_tokens: Counter[str]
+    """Trainable tokens of these."""
 
 
 def make_batch(
@@ -91,6 +93,8 @@ def make_batch(
     compares = estimator in GROUP_BASELINES or estimator not in ESTIMATORS
     trained = {name for name in counted if groups[name] in with_signal or (with_signal and not compares)}
     excluded[NO_SIGNAL] += len(counted) - len(trained)
+    unscored = tokens.total() - sum(tokens[name] for name in counted)
+    without_signal = sum(tokens[name] for name in counted if name not in trained)
     kept = [i for i, sample in enumerate(scored) if sample.rollout_id in trained]
     weights = weigh(
         [scored[i].rollout_id for i in kept], [int(scored[i].loss_mask.sum()) for i in kept], constant_tokens
@@ -114,6 +118,7 @@ def make_batch(
         advantages=MappingProxyType(_means(counted, tokens, scored, credit.advantages)),
         earned=tuple(credit.earned.tolist()),
         excluded=+excluded,
+        excluded_tokens=+Counter({NO_REWARD: unscored, NO_SIGNAL: without_signal}),
     )
 
 
