@@ -62,6 +62,15 @@ def test_pruning_keeps_the_weights_that_kept_checkpoints_serve(folder):
     assert [path.name for path in sorted(folder.weights.iterdir())] == ["v0002", "v0003"]
 
 
+def test_a_run_goes_on_beyond_the_digits_of_its_names(folder):
+    for step in (9999, 10_000, 10_001):
+        finish(folder, step, step)
+        folder.prune(keep=2)
+        assert folder.latest().step == step
+    assert {path.name for path in folder.checkpoints.iterdir()} == {"step-10000", "step-10001"}
+    assert {path.name for path in folder.weights.iterdir()} == {"v10000", "v10001"}
+
+
 def _try_to_lock(root, answers):
     try:
         with RunFolder(root):

@@ -147,22 +147,26 @@ class RunFolder:
 
     def latest(self) -> Checkpoint | None:
         """The last finished step."""
-        for path in sorted(self.checkpoints.glob("step-*"), reverse=True):
-            file = path / "step.json"
-            if file.exists():
-                facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-                return Checkpoint(
-                    path=path,
-                    step=facts["step"],
-                    policy_version=facts["policy_version"],
-                    weights=self.root / facts["weights"],
-                    position=facts["position"],
-                )
-        return None
+        finished = self._finished()
+        if not finished:
+            return None
+        facts: dict[str, Any] = json.loads((finished[-1] / "step.json").read_text(encoding="utf-8"))
+        return Checkpoint(
+            path=finished[-1],
+            step=facts["step"],
+            policy_version=facts["policy_version"],
+            weights=self.root / facts["weights"],
+            position=facts["position"],
+        )
+
+    def _finished(self) -> list[Path]:
+        """Finished checkpoints in order of their steps, which from step 10,000 on is not that of their names."""
+        finished = [path for path in self.checkpoints.glob("step-*") if (path / "step.json").exists()]
+        return sorted(finished, key=lambda path: int(path.name.removeprefix("step-")))
 
     def prune(self, keep: int) -> None:
         """Keep the last `keep` finished checkpoints and the weights they need; drop what a crash left half done."""
-        finished = [path for path in sorted(self.checkpoints.iterdir()) if (path / "step.json").exists()]
+        finished = self._finished()
         for path in finished[:-keep]:
             shutil.rmtree(path)
         needed = {json.loads((path / "step.json").read_text())["policy_version"] for path in finished[-keep:]}
