@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from struct import error as StructError
+from struct import pack
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
+import numpy as np
 
 from outrider.types import Break, IntArray, Json, Runs, Usage
 
@@ -86,6 +89,14 @@ class ReplyTokens:
     usage: Usage | None
     problem: str = ""
     """What could not be read, if anything."""
+
+
+def id_array(ids: Sequence[int | None]) -> IntArray | None:
+    """`ids` as int32, shape (T,); None where an entry is null or none of its numbers."""
+    try:
+        return np.frombuffer(pack(f"{len(ids)}i", *ids), dtype=np.int32)  # numpy takes twice as long for a list
+    except StructError:
+        return None
 
 
 class ReplyReader(Protocol):

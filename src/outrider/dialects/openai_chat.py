@@ -9,6 +9,7 @@ import msgspec
 
 from outrider.dialects import openai_wire as wire
 from outrider.dialects.openai_dialect import OpenAIDialect
+from outrider.dialects.openai_reply import ChoiceFields, Ids, ReplyFields
 from outrider.types import Json
 from outrider.wire import WireRequest
 
@@ -32,11 +33,11 @@ class _Logprobs(msgspec.Struct, gc=False):
     content: list[_Entry] | None = None
 
 
-class _Choice(wire.ChoiceFields, gc=False):
+class _Choice(ChoiceFields, gc=False):
     logprobs: _Logprobs | None = None
 
 
-class _Reply(wire.ReplyFields, gc=False):
+class _Reply(ReplyFields, gc=False):
     choices: list[_Choice] | None = None
 
 
@@ -58,6 +59,6 @@ class OpenAIChat(OpenAIDialect):
         return None if asked else True
 
     @staticmethod
-    def entries(logprobs: _Logprobs) -> tuple[list[float | None], wire.Ids]:
+    def entries(logprobs: _Logprobs) -> tuple[list[float | None], Ids]:
         found = logprobs.content or ()
         return [entry.logprob for entry in found], [entry.token_id for entry in found]

@@ -9,6 +9,7 @@ import msgspec
 
 from outrider.dialects import openai_wire as wire
 from outrider.dialects.openai_dialect import OpenAIDialect
+from outrider.dialects.openai_reply import ChoiceFields, Ids, ReplyFields
 
 
 class _Request(wire.RequestHead, gc=False, kw_only=True):
@@ -20,11 +21,11 @@ class _Logprobs(msgspec.Struct, gc=False):
     token_logprobs: list[float | None] | None = None
 
 
-class _Choice(wire.ChoiceFields, gc=False):
+class _Choice(ChoiceFields, gc=False):
     logprobs: _Logprobs | None = None
 
 
-class _Reply(wire.ReplyFields, gc=False):
+class _Reply(ReplyFields, gc=False):
     choices: list[_Choice] | None = None
 
 
@@ -43,5 +44,5 @@ class OpenAICompletions(OpenAIDialect):
         return None if asked else 1
 
     @staticmethod
-    def entries(logprobs: _Logprobs) -> tuple[list[float | None], wire.Ids]:
+    def entries(logprobs: _Logprobs) -> tuple[list[float | None], Ids]:
         return logprobs.token_logprobs or [], []

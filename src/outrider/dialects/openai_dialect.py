@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from outrider.dialects import openai_wire as wire
+from outrider.dialects.openai_reply import Ids, OpenAIReader
 from outrider.types import Json
 from outrider.wire import UpstreamRequest, WireRequest
 
@@ -39,8 +40,8 @@ class OpenAIDialect(ABC):
             request, overrides=overrides, tokens=tokens, model=model, logprobs=self.wanted_logprobs
         )
 
-    def reader(self, request: UpstreamRequest) -> wire.OpenAIReader:
-        return wire.OpenAIReader(request, self.reply_decoder, self.entries)
+    def reader(self, request: UpstreamRequest) -> OpenAIReader:
+        return OpenAIReader(request, self.reply_decoder, self.entries)
 
     def error(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
         return wire.error_body(status, message, code=code, param=param)
@@ -52,5 +53,5 @@ class OpenAIDialect(ABC):
 
     @staticmethod
     @abstractmethod
-    def entries(logprobs: Any) -> tuple[list[float | None], wire.Ids]:
+    def entries(logprobs: Any) -> tuple[list[float | None], Ids]:
         """The log-probs of a choice, and token ids where they lie beside them."""

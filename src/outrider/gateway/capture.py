@@ -13,7 +13,7 @@ import numpy as np
 
 from outrider.gateway.versions import Versions
 from outrider.types import Choice, Fidelity, FloatArray, IntArray, Usage
-from outrider.wire import ReplyTokens, SampledChoice
+from outrider.wire import ReplyTokens, SampledChoice, id_array
 
 BROKEN_OFF = frozenset({"abort", "error"})  # an engine's words for an answer that it gave up
 MANY = 1 << 31  # tokens or choices: no call has so many
@@ -118,14 +118,8 @@ def _choice_problem(choice: SampledChoice, token_ids: IntArray | None, logprobs:
 
 def _ids(ids: list[int | None] | IntArray) -> IntArray | None:
     """None where an entry is no token id."""
-    if isinstance(ids, np.ndarray):
-        found = ids
-    else:
-        try:
-            found = np.frombuffer(pack(f"{len(ids)}i", *ids), dtype=np.int32)  # numpy takes twice as long for a list
-        except StructError:
-            return None
-    return None if len(found) and np.minimum.reduce(found) < 0 else found
+    found = ids if isinstance(ids, np.ndarray) else id_array(ids)
+    return None if found is None or (len(found) and np.minimum.reduce(found) < 0) else found
 
 
 def _floats(values: list[float | None]) -> FloatArray:
