@@ -69,7 +69,7 @@ class Collector:
 
         So a rollout whose own scoring failed counts all the same, once somebody else has scored it.
         """
-        return _scored(rollout, self._store.rewards(attempt_id(rollout)))
+        return _scored(rollout, self._store.rewards(rollout.attempt_id))
 
     def collect(
         self, groups: Sequence[Group], *, version: int, max_lag: int, another: Callable[[str], Group]
@@ -105,16 +105,16 @@ class Collector:
         """What the store holds of a group by now."""
         found = Gathered()
         for ended in group.rollouts:
-            rewards = self._store.rewards(attempt_id(ended))
+            rewards = self._store.rewards(ended.attempt_id)
             rollout = _scored(ended, rewards)
             found.rollouts.append(rollout)
-            found.rewards_seen[attempt_id(ended)] = _counting(rewards)
+            found.rewards_seen[ended.attempt_id] = _counting(rewards)
             if rollout.state is not RolloutState.SUCCEEDED:
                 reason = f"rollout {rollout.state}: {rollout.failure}"
                 found.excluded[reason] += 1
-                found.excluded_tokens[reason] += _sampled(self._store.calls(attempt_id(rollout)))
+                found.excluded_tokens[reason] += _sampled(self._store.calls(rollout.attempt_id))
                 continue
-            calls = self._store.calls(attempt_id(rollout))
+            calls = self._store.calls(rollout.attempt_id)
             tree = self._tree(calls)
             cut = self._cut(rollout, tree)
             found.samples += cut.samples
@@ -132,7 +132,7 @@ class Collector:
         The tokens it has so far are then counted as excluded.
         """
         rollouts = list(filter(None, map(self._store.rollout, rollout_ids)))
-        calls = [self._store.calls(attempt_id(rollout)) for rollout in rollouts]
+        calls = [self._store.calls(rollout.attempt_id) for rollout in rollouts]
         for rollout, made in zip(rollouts, calls, strict=True):
             if rollout.state in (RolloutState.RUNNING, RolloutState.SUCCEEDED):
                 samples = self._cut(rollout, self._tree(made)).samples
@@ -160,11 +160,6 @@ class Collector:
                 step[name] = _counting(self._store.rewards(name))
                 late += step[name] - known
         return late
-
-
-def attempt_id(rollout: Rollout) -> str:
-    """Of its current attempt."""
-    return f"{rollout.id}.a{rollout.attempt}"
 
 
 def over_age(max_lag: int) -> str:
