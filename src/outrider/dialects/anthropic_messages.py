@@ -8,6 +8,7 @@ from outrider.dialects import openai_wire as wire
 from outrider.dialects.anthropic_native import MessagesReader
 from outrider.dialects.anthropic_reply import MessagesStream, error_body, from_chat, upstream_error
 from outrider.dialects.anthropic_request import PREFIX, count_to_chat, to_chat
+from outrider.dialects.long_texts import LongTexts
 from outrider.dialects.translate import CHAT_PATH, LateSystem
 from outrider.dialects.translate_dialect import TranslatedReader, TranslatedRequest, prepare_native, prepare_translated
 from outrider.dialects.translate_errors import OVERFLOW_CODE, UpstreamProblem, anthropic_wording, read_error
@@ -65,8 +66,10 @@ class AnthropicMessages:
         if not self.translated:
             return prepare_native(request, overrides=overrides, model=model, names=_NAMES)
         id = PREFIX + call_id if call_id else ""
-        translation = to_chat(wire.decode_fields(request), id=id, late_system=self._late_system)
-        return prepare_translated(translation, overrides=overrides, tokens=tokens, model=model)
+        texts = LongTexts(request)
+        fields = wire.decode_fields(request, texts.decode, of="messages")
+        translation = to_chat(fields, id=id, late_system=self._late_system)
+        return prepare_translated(translation, texts, overrides=overrides, tokens=tokens, model=model)
 
     def reader(self, request: UpstreamRequest) -> ReplyReader:
         if not isinstance(request, TranslatedRequest):
@@ -81,9 +84,12 @@ class AnthropicMessages:
     # -- wire.TokenCounter: an upstream that speaks chat only counts by answering with one token ------------------
 
     def count_request(self, body: bytes, *, model: str = "") -> UpstreamRequest:
-        asked = count_to_chat(wire.decode_fields(self.parse(body)), late_system=self._late_system).request
+        request = self.parse(body)
+        texts = LongTexts(request)
+        fields = wire.decode_fields(request, texts.decode, of="messages")
+        asked = count_to_chat(fields, late_system=self._late_system).request
         asked |= {"max_tokens": 1} | ({"model": model} if model else {})
-        return UpstreamRequest(body=_encode(asked), sampling={}, path=CHAT_PATH)
+        return UpstreamRequest(body=texts.restored(_encode(asked)), sampling={}, path=CHAT_PATH)
 
     def count_reply(self, status: int, body: bytes) -> ErrorReply:
         if status == 200:

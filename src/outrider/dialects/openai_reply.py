@@ -11,6 +11,7 @@ import numpy as np
 
 from outrider.dialects.openai_hidden import Known, event_with, shown
 from outrider.dialects.openai_wire import DONE, LOGPROBS, TOKEN_IDS, USAGE, error_event
+from outrider.dialects.utf8 import check_utf8
 from outrider.types import IntArray, Runs, Usage
 from outrider.wire import ErrorReply, Event, ReplyTokens, SampledChoice, UpstreamRequest, id_array
 
@@ -161,8 +162,7 @@ class OpenAIReader:
     def _take(self, data: bytes) -> Known | None:
         """Read one JSON object; returns what it had, None where it is no reply as we know them."""
         try:
-            if not data.isascii():
-                data.decode()  # the parser checks no string that it skips
+            check_utf8(data)  # the parser checks no string that it skips
             reply = self._reply.decode(data)
         except msgspec.ValidationError as error:
             self._problem = self._problem or f"a field of the reply has another type: {error}"

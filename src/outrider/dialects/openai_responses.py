@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from outrider.dialects import openai_wire as wire
+from outrider.dialects.long_texts import LongTexts
 from outrider.dialects.openai_responses_history import PREFIX, REFERENCE, RecentResponses, references
 from outrider.dialects.openai_responses_native import ResponsesReader
 from outrider.dialects.openai_responses_reply import (
@@ -67,16 +68,18 @@ class OpenAIResponses:
     ) -> UpstreamRequest:
         if not self.translated:
             return prepare_native(request, overrides=overrides, model=model, names=_NAMES)
-        fields = wire.decode_fields(request)
+        is_kept = len(request.body) <= self._history.longest
+        texts = LongTexts(request, held=not is_kept)
+        fields = wire.decode_fields(request, texts.decode, of="input")
         translation = to_chat(
             fields,
             id=PREFIX + call_id if call_id else "",
             history=self._history.of(owner),
             late_system=self._late_system,
         )
-        if len(request.body) > self._history.longest:  # nor need it be held until the answer has come
+        if not is_kept:  # nor need it be held until the answer has come
             translation = replace(translation, state=replace(translation.state, items=(), history=None))
-        return prepare_translated(translation, overrides=overrides, tokens=tokens, model=model)
+        return prepare_translated(translation, texts, overrides=overrides, tokens=tokens, model=model)
 
     def reader(self, request: UpstreamRequest) -> ReplyReader:
         if not isinstance(request, TranslatedRequest):

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from outrider.dialects.utf8 import check_utf8
 from outrider.errors import RequestError
 from outrider.types import Json
 from outrider.wire import UpstreamRequest, WireRequest
@@ -58,7 +59,7 @@ class RequestHead(msgspec.Struct, gc=False):
 def parse_request(body: bytes, head: msgspec.json.Decoder[Any]) -> WireRequest:
     """Check `body` against the struct that `head` decodes and keep every field's own text. Raises `RequestError`."""
     try:
-        body.decode()  # skipped strings are not checked by the JSON parser
+        check_utf8(body)  # skipped strings are not checked by the JSON parser
         checked = head.decode(body)
         fields = _fields.decode(body)
         sampling = {name: msgspec.json.decode(fields[name]) for name in SAMPLING & fields.keys()}
@@ -87,10 +88,12 @@ def tree_request(tree: Json, head: type[RequestHead]) -> WireRequest:
     return WireRequest(body=b"", fields=fields, model=checked.model, stream=bool(checked.stream), sampling=sampling)
 
 
-def decode_fields(request: WireRequest) -> Json:
-    """All of them, to look into. Raises `RequestError`."""
+def decode_fields(
+    request: WireRequest, read: Callable[[msgspec.Raw], Any] = msgspec.json.decode, *, of: str = ""
+) -> Json:
+    """All of them, to look into; the one `of` this name is left to `read`. Raises `RequestError`."""
     try:
-        return {name: msgspec.json.decode(raw) for name, raw in request.fields.items()}
+        return {name: (read if name == of else msgspec.json.decode)(raw) for name, raw in request.fields.items()}
     except msgspec.DecodeError as error:  # a number beyond a float: it has passed what reads no values
         raise RequestError(f"The request is not valid: {error}.") from None
     except RecursionError:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from outrider.dialects import openai_wire as wire
+from outrider.dialects.long_texts import LongTexts
 from outrider.dialects.openai_chat import OpenAIChat
 from outrider.dialects.translate import CHAT_PATH, ChatTranslation, rough_tokens
 from outrider.dialects.translate_errors import UpstreamProblem, read_error
@@ -49,17 +50,18 @@ class Translator(Protocol):
 
 
 def prepare_translated(
-    translation: ChatTranslation[Any], *, overrides: Json, tokens: bool, model: str
+    translation: ChatTranslation[Any], texts: LongTexts, *, overrides: Json, tokens: bool, model: str
 ) -> TranslatedRequest:
     """As `wire.Dialect.prepare`, in the words of chat completions."""
     chat = _chat.prepare(_chat.from_tree(translation.request), overrides=overrides, tokens=tokens, model=model)
+    body = texts.restored(chat.body)
     return TranslatedRequest(
-        body=chat.body,
+        body=body,
         sampling=chat.sampling,
         hidden=chat.hidden,
         notes=translation.notes,
         translation=replace(translation, request={}),  # it may be large, and all of it is in the body
-        prompt_tokens=None if tokens else rough_tokens(chat.body),
+        prompt_tokens=None if tokens else rough_tokens(body),
     )
 
 
