@@ -394,6 +394,17 @@ def test_carried_over_groups_survive_a_restart_with_the_rollouts_that_had_ended(
     assert {"step-0001-001-0.a2", "step-0001-001-1.a1"} <= set(everything), "the group is whole; nothing is run twice"
 
 
+@pytest.mark.parametrize("schedule", ["sync", "collocated", "disaggregated"])
+def test_a_run_that_has_taken_all_its_steps_starts_no_agent(tmp_path, schedule):
+    run = Run(tmp_path / "run", by_member, steps=2, schedule=schedule)
+    run(HELD_OUT)
+    again = Run(tmp_path / "run", by_member, store=run.store, steps=2, schedule=schedule)
+    started = []
+    again.agents.start = started.append
+    again(HELD_OUT)
+    assert started == []
+
+
 def test_a_sampler_sees_whole_groups_again_after_a_restart(tmp_path):
     run = Run(tmp_path / "run", by_member, steps=2)
     run()

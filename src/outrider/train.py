@@ -308,7 +308,7 @@ class Trainer:
             self.parts.reconciler,
             lambda index, task: plan_group(self.config, self.tasks[task], index),
             self._sampler,
-            mode=config.schedule,
+            mode=config.schedule if self.progress.step < config.steps else "sync",  # nothing is left to run ahead for
             per_step=config.groups,
             ahead=config.max_staleness,
             has_signal=self._has_signal if config.dynamic_filter else None,
