@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import string
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes.engine import chunk, sse
-from outrider.gateway.redaction import automaton
+from outrider.gateway.redaction import automaton, superset
 from outrider.gateway.redaction.patterns import patterns
 from outrider.gateway.redaction.redact import Redactor
 from outrider.gateway.redaction.scan import Scan
@@ -250,6 +252,35 @@ def test_without_hyperscan_all_is_found(monkeypatch, error):
     redacted, hits = Redactor().call(call_with(b'{"a": "ada@mail.example.org"}'))
     assert hits == {"email": 1}
     assert redacted.request == b'{"a":"[redacted:email]"}'
+
+
+def test_under_a_python_with_another_parser_all_is_found(monkeypatch):
+    monkeypatch.setattr(superset._parser, "parse", None)
+    _finds_all_but_scans_nothing()
+    monkeypatch.setitem(sys.modules, superset.__name__, None)  # its import fails
+    _finds_all_but_scans_nothing()
+
+
+def _finds_all_but_scans_nothing():
+    scan = Scan(patterns(()))
+    assert not scan.clean(b"{}", ())
+    hidden, hits = Redactor().call(call_with(b'{"a": "ada@mail.example.org"}'))
+    assert (hits, hidden.request) == ({"email": 1}, b'{"a":"[redacted:email]"}')
+
+
+def test_a_gateway_starts_under_a_python_without_that_parser():
+    code = """
+import re, sys
+import outrider.gateway.app
+assert "outrider.gateway.redaction.superset" not in sys.modules
+del re._parser
+sys.modules["re._parser"] = None
+from outrider.gateway.redaction.redact import Redactor
+hits = __import__("collections").Counter()
+print(Redactor().text("write to someone@example.com", [], hits), hits.total())
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert told.stdout == "write to [redacted:email] 1\n", told.stderr
 
 
 def test_a_body_with_more_finds_than_are_counted_is_taken_apart():

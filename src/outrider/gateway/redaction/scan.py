@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 
 from outrider.gateway.redaction.automaton import Automaton
 from outrider.gateway.redaction.patterns import Pattern
-from outrider.gateway.redaction.superset import HIDDEN, superset
 
 # An item of a list that tells its place may be a piece of a text that goes on in other items of the same place. Not so
 # the first item where it tells place 0: items that tell none are at 1, 2 and so on.
@@ -24,14 +23,20 @@ _AS_IT_IS = re.compile(r"""[^"\\/&'<>\x00-\x1f\x7f-\U0010ffff]+""")
 
 
 class Scan:
-    """Safe to share between threads. Where Hyperscan isn't, or knows the processor not, anything may be anywhere."""
+    """Safe to share between threads. Where Hyperscan isn't, or knows the processor not, anything may be anywhere;
+    nor is anything scanned under a Python that `superset` can't be had for."""
 
     def __init__(self, patterns: Sequence[Pattern], *, fast: bool = True) -> None:
         """Without `fast` nothing is scanned."""
         self._patterns = patterns
         self._place, self._first_place, hidden = range(len(patterns), len(patterns) + 3)
-        extra = {self._place: _PLACE, self._first_place: _FIRST_PLACE, hidden: HIDDEN}
-        self._automaton, scanned = _automaton(_expressions(patterns), extra) if fast else (None, frozenset())
+        self._automaton: Automaton | None = None
+        scanned: frozenset[int] = frozenset()
+        if fast:
+            with contextlib.suppress(ImportError):
+                expressions, spelled = _expressions(patterns)
+                extra = {self._place: _PLACE, self._first_place: _FIRST_PLACE, hidden: spelled}
+                self._automaton, scanned = _automaton(expressions, extra)
         self._unscanned = frozenset(range(len(patterns))) - scanned
         """Patterns that nothing can be scanned for."""
 
@@ -55,23 +60,24 @@ class Scan:
         return [one for one in candidates if not one.words or any(word in text for word in one.words)]
 
 
-def _expressions(patterns: Sequence[Pattern]) -> dict[int, bytes]:
-    """Of each pattern by its number what to scan for; those are left out for which there is nothing."""
+def _expressions(patterns: Sequence[Pattern]) -> tuple[dict[int, bytes], bytes]:
+    """Of each pattern by its number what to scan for; those are left out for which there is nothing. And what hides
+    them all. Raises `ImportError`."""
+    from outrider.gateway.redaction.superset import HIDDEN, superset  # it stands on what is Python's own
+
     found: dict[int, bytes] = {}
     for number, pattern in enumerate(patterns):
         with contextlib.suppress(ValueError):
             words = b"|".join(re.escape(word).encode() for word in pattern.words)
             found[number] = words if pattern.by_words else superset(pattern.regex)
-    return found
+    return found, HIDDEN
 
 
 def _automaton(expressions: Mapping[int, bytes], extra: Mapping[int, bytes]) -> tuple[Automaton | None, frozenset[int]]:
-    """One for all of them that it can take, and which of `expressions` these are."""
+    """One for all of them that it can take, and which of `expressions` these are. Raises `ImportError`."""
     counted = frozenset(extra)
     try:
         return Automaton({**expressions, **extra}, counted), frozenset(expressions)
-    except ImportError:
-        return None, frozenset()
     except ValueError:
         alone = {number: expression for number, expression in expressions.items() if _can_be_taken(expression)}
         if len(alone) == len(expressions):  # the processor is not known, or together they are too much

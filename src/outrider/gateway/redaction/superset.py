@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-# Private, but the only parser of Python's expressions there is, and as it is since Python 3.11.
+# Private, but the only parser of Python's expressions there is, and as it is since Python 3.11. Where it isn't any
+# more, this module can't be imported, and calls are looked through all the same, but slower.
 from re import _compiler, _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
@@ -49,7 +50,10 @@ _Node = tuple[Any, Any]
 
 def superset(pattern: re.Pattern[str]) -> bytes:
     """In the syntax of PCRE, for bytes. Raises `ValueError` for a construct that isn't known here."""
-    return _sequence(_parser.parse(pattern.pattern, pattern.flags), pattern.flags).encode("ascii")
+    try:
+        return _sequence(_parser.parse(pattern.pattern, pattern.flags), pattern.flags).encode("ascii")
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"this Python's parser is another one: {error}") from error
 
 
 def _sequence(nodes: Iterable[_Node], flags: int) -> str:
