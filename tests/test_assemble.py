@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from fakes.scripted_run import Listener
 from outrider.assemble import Services
 from outrider.config import parse
@@ -23,3 +25,10 @@ def test_without_a_password_the_environment_keeps_its_own(tmp_path):
     for url in ("", "postgresql://u@db/x"):
         gateway = Services(parse(TREE | {"store": {"url": url}}), RunFolder(tmp_path), tmp_path, Progress(), Listener())
         assert "PGPASSWORD" not in gateway.gateway().env
+
+
+def test_a_call_may_wait_for_a_step_of_training_as_long_as_for_an_answer(tmp_path):
+    config = parse(TREE | {"gateway": {"upstream_timeout_s": 1234}})
+    argv = Services(config, RunFolder(tmp_path), tmp_path, Progress(), Listener()).gateway().argv()
+    waits = dict(pairwise(argv))
+    assert (waits["--upstream-timeout-s"], waits["--pause-wait-s"]) == ("1234.0", "1234.0")
