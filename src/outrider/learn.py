@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from outrider.config import GROUP_BASELINES, TrainConfig
+from outrider.config import TrainConfig
 from outrider.errors import ConfigError, RunError
 from outrider.metrics import Timer
 from outrider.protocols import Backend, LossSpec, Observer, OptimStats, StepStats
-from outrider.rl.advantages import CRITICS, ESTIMATORS, Context, RunningMean, unit_of
+from outrider.rl.advantages import CRITICS, ESTIMATORS, Context, RunningMean, compares_within_groups, unit_of
 from outrider.rl.batch import Batch, make_batch
 from outrider.rl.correction import Bounds, Correction, check_methods, correct
 from outrider.rl.credit import Evidence
@@ -207,7 +207,7 @@ def _check_together(config: TrainConfig) -> None:
             "train.kl_in: pass_at_k asks whether a rollout is solved, which a KL taken off its reward would decide; "
             "take the KL into the loss."
         )
-    if config.dynamic_filter and config.advantage in ESTIMATORS and config.advantage not in GROUP_BASELINES:
+    if config.dynamic_filter and not compares_within_groups(config.advantage):
         raise ConfigError(
             f"train.dynamic_filter: {config.advantage} learns from groups whose rewards are equal too, so none may be "
             "replaced; turn it off, or take an estimator that compares within a group, such as grpo."

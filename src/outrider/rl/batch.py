@@ -5,11 +5,11 @@ every trained token of all its rows; where it gives credit step by step (`advant
 the tokens of that call, or to that token. A rollout without a finite reward, or without a trained token, leaves before
 the baseline is taken, so that it moves no sibling.
 
-Where an estimator compares within groups (`config.GROUP_BASELINES`, and those of others), a group whose advantages are
-all exactly 0 teaches nothing; its rows are not computed at all. Normalisation counts the rollouts that are left. So a
-group without signal changes no gradient, a step is as long when half of the tasks are solved as it was at the start,
-and filtering such groups while sampling (DAPO's dynamic sampling) or here comes to the same. To the other estimators an
-advantage of 0 is one like any other: a mean that left such rollouts out would take longer steps the more of them fail.
+Where an estimator compares within groups (`compares_within_groups`), a group whose advantages are all exactly 0 teaches
+nothing; its rows are not computed at all. Normalisation counts the rollouts that are left. So a group without signal
+changes no gradient, a step is as long when half of the tasks are solved as it was at the start, and filtering such
+groups while sampling (DAPO's dynamic sampling) or here comes to the same. To the other estimators an advantage of 0 is
+one like any other: a mean that left such rollouts out would take longer steps the more of them fail.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from outrider.config import GROUP_BASELINES
 from outrider.errors import BatchError
-from outrider.rl.advantages import ESTIMATORS, Context, find_estimator
+from outrider.rl.advantages import Context, compares_within_groups, find_estimator
 from outrider.rl.advantages.context import NOTHING_MORE
-from outrider.rl.credit import NO_EVIDENCE, Evidence, evidence_on, give_credit
+from outrider.rl.credit import NO_EVIDENCE, Credit, Evidence, evidence_on, give_credit
 from outrider.rl.find import find
 from outrider.rl.normalisation import CONSTANT_TOKENS, NORMALISATIONS
 from outrider.types import FloatArray, Row, Sample
@@ -90,7 +89,7 @@ def make_batch(
     credit = give_credit(estimator, counted, values, [groups[n] for n in counted], scored, context, evidence)
 
     with_signal = {groups[name] for name in credit.signal}
-    compares = estimator in GROUP_BASELINES or estimator not in ESTIMATORS
+    compares = compares_within_groups(estimator)
     trained = {name for name in counted if groups[name] in with_signal or (with_signal and not compares)}
     excluded[NO_SIGNAL] += len(counted) - len(trained)
     unscored = tokens.total() - sum(tokens[name] for name in counted)
@@ -100,17 +99,7 @@ def make_batch(
         [scored[i].rollout_id for i in kept], [int(scored[i].loss_mask.sum()) for i in kept], constant_tokens
     )
     return Batch(
-        rows=tuple(
-            Row(
-                sample=scored[i],
-                advantages=credit.advantages[i],
-                weights=np.where(scored[i].loss_mask, np.float32(weight), np.float32(0)),
-                reference_logprobs=None if evidence.reference_logprobs is None else evidence.reference_logprobs[i],
-                returns=None if credit.returns is None else credit.returns[i],
-                old_values=None if credit.returns is None or evidence.values is None else evidence.values[i],
-            )
-            for i, weight in zip(kept, weights, strict=True)
-        ),
+        rows=tuple(_row(scored[i], i, weight, credit, evidence) for i, weight in zip(kept, weights, strict=True)),
         groups=len({groups[name] for name in counted}),
         groups_trained=len(with_signal),
         rollouts_trained=len(trained),
@@ -119,6 +108,18 @@ def make_batch(
         earned=tuple(credit.earned.tolist()),
         excluded=+excluded,
         excluded_tokens=+Counter({NO_REWARD: unscored, NO_SIGNAL: without_signal}),
+    )
+
+
+def _row(sample: Sample, number: int, weight: float, credit: Credit, evidence: Evidence) -> Row:
+    """`sample` is the one with that number in `credit` and `evidence`."""
+    return Row(
+        sample=sample,
+        advantages=credit.advantages[number],
+        weights=np.where(sample.loss_mask, np.float32(weight), np.float32(0)),
+        reference_logprobs=None if evidence.reference_logprobs is None else evidence.reference_logprobs[number],
+        returns=None if credit.returns is None else credit.returns[number],
+        old_values=None if credit.returns is None or evidence.values is None else evidence.values[number],
     )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, cast, get_args
 
+from outrider.config import GROUP_BASELINES
 from outrider.errors import ConfigError
 from outrider.rl.advantages.context import Context, Estimator, Steps
 from outrider.rl.advantages.group import dr_grpo, gpg, grpo, opo, rloo
@@ -69,6 +70,12 @@ def find_estimator(name: str) -> Estimator:
     return find(ESTIMATORS, name, "train.advantage")
 
 
+def compares_within_groups(name: str) -> bool:
+    """Whether a group of one, or of equal rewards, teaches the estimator called `name` nothing. That is assumed of
+    somebody else's."""
+    return name in GROUP_BASELINES or name not in ESTIMATORS
+
+
 def unit_of(name: str) -> Unit:
     """What the estimator called `name` answers for. Raises `ConfigError`."""
     if name in ESTIMATORS:
@@ -88,6 +95,7 @@ __all__ = [
     "RunningMean",
     "Steps",
     "Unit",
+    "compares_within_groups",
     "dr_gigpo",
     "dr_grpo",
     "find_estimator",
