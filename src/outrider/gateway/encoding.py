@@ -11,19 +11,43 @@ from outrider.errors import RequestError
 
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _ZSTD_WINDOW = 8 << 20  # what RFC 9659 lets a sender ask for
+_STEP = 1 << 10  # packed bytes that are unpacked at a time: four may become 128 KiB
 
 
 class Decoder(Protocol):
     def decompress(self, data: bytes) -> bytes: ...
 
 
-def decoder(encoding: bytes) -> Decoder | None:
-    """A decoder for the value of a Content-Encoding header; None for one we don't know (``br``, or several)."""
+class TooLong(Exception):
+    """What was packed exceeds a limit."""
+
+
+class Unpacker:
+    """Undoes the content encoding of an answer that comes in pieces."""
+
+    def __init__(self, decoder: Decoder, limit: float) -> None:
+        """`limit` is the most that it unpacks, bytes."""
+        self._decoder = decoder
+        self._left = limit
+
+    def unpack(self, data: bytes) -> bytes:
+        """Raises `TooLong`, and `zlib.error` or `zstandard.ZstdError` for what is broken."""
+        parts = []
+        for at in range(0, len(data), _STEP):
+            parts.append(self._decoder.decompress(data[at : at + _STEP]))
+            self._left -= len(parts[-1])
+            if self._left < 0:
+                raise TooLong
+        return b"".join(parts)
+
+
+def unpacker(encoding: bytes, limit: float) -> Unpacker | None:
+    """For the value of a Content-Encoding header; None for one we don't know (``br``, or several)."""
     name = encoding.strip().lower()
     if name in (b"gzip", b"x-gzip", b"deflate"):
-        return zlib.decompressobj(_GZIP_OR_ZLIB)
+        return Unpacker(zlib.decompressobj(_GZIP_OR_ZLIB), limit)
     if name == b"zstd":
-        return zstandard.ZstdDecompressor().decompressobj(read_across_frames=True)
+        return Unpacker(zstandard.ZstdDecompressor().decompressobj(read_across_frames=True), limit)
     return None
 
 

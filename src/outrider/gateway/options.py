@@ -102,6 +102,10 @@ class GatewayOptions(Section, frozen=True, kw_only=True):
     max_body_mb: Annotated[
         float, Meta(gt=0, le=1 << 20, description="Largest request body, MiB, also once unpacked.")
     ] = 64.0
+    max_answer_mb: Annotated[
+        float,
+        Meta(gt=0, le=1 << 20, description="Largest answer that is recorded or translated, MiB, also once unpacked."),
+    ] = 256.0
     pack_answers: Annotated[
         bool,
         Meta(description="Recorded answers are sent with zstd or gzip to agents that take it; costs CPU."),

@@ -8,19 +8,20 @@ dialect's reader may leave out what only the gateway had asked for, or put the a
 from __future__ import annotations
 
 import asyncio
+import functools
 import zlib
 from collections.abc import Awaitable, Callable
 
 import zstandard
 
 from outrider.gateway.admission import Refused
-from outrider.gateway.encoding import decoder
+from outrider.gateway.encoding import TooLong, Unpacker, unpacker
 from outrider.gateway.exchange import JSON_TYPE, ClientGone, Exchange, Headers, end_to_end
 from outrider.gateway.record import CallRecord
 from outrider.gateway.sse import EventSplitter
 from outrider.gateway.telemetry.note import CLIENT_GONE
 from outrider.gateway.upstreams.delivery import Delivery
-from outrider.gateway.upstreams.errors import UpstreamError
+from outrider.gateway.upstreams.errors import UpstreamError, too_large
 from outrider.gateway.upstreams.upstream import UpstreamCall
 from outrider.wire import Dialect, ErrorReply, Event
 
@@ -33,6 +34,7 @@ _CONTENT_LENGTH = frozenset({b"content-length"})
 _EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 
 Undo = Callable[[bytes], bytes]
+"""Raises `UpstreamError`."""
 Commit = Callable[[CallRecord], Awaitable[None]]
 
 
@@ -54,7 +56,8 @@ class RecordedCall:
             self._delivery.settle()
             if self._translated and _streams(call) and not self._record.streams:
                 raise UpstreamError("upstream_invalid", "it answers with a stream, which was not asked for")
-            undo, headers = _decoding(end_to_end(call.headers, _CONTENT_LENGTH))
+            headers = end_to_end(call.headers, _CONTENT_LENGTH)
+            undo, headers = _decoding(headers, self._delivery.max_answer_bytes)
         except UpstreamError as error:
             await self._no_answer(error)
             return
@@ -98,7 +101,7 @@ class RecordedCall:
         record.response = body
         try:
             if undo is not None:
-                record.response = body = _undone(undo, body)
+                record.response = body = undo(body)
             reply = self._read_body(status, body)
         except UpstreamError as error:
             await self._no_answer(error)
@@ -181,7 +184,7 @@ class RecordedCall:
         ends_at = 0.0  # once all is said: some upstreams never close the connection, and the agent waits for the end
         while data:
             if undo is not None:
-                data = _undone(undo, data)
+                data = undo(data)
             raw.append(data)
             shown = self._read_events(splitter.feed(data), held)
             if shown:
@@ -263,21 +266,24 @@ def _streams(call: UpstreamCall) -> bool:
     )
 
 
-def _decoding(headers: Headers) -> tuple[Undo | None, Headers]:
+def _decoding(headers: Headers, limit: float) -> tuple[Undo | None, Headers]:
     """How to undo the content encoding, if there is one, and the headers without it. Raises `UpstreamError`."""
     encoding = next((value for name, value in headers if name == b"content-encoding"), b"").lower()
     if encoding in (b"", b"identity"):
         return None, headers
-    found = decoder(encoding)
+    found = unpacker(encoding, limit)
     if found is None:
         raise UpstreamError(
             "upstream_invalid", f"its answer has the Content-Encoding {encoding.decode('latin-1')!r}, unasked for"
         )
-    return found.decompress, [(name, value) for name, value in headers if name != b"content-encoding"]
+    undo = functools.partial(_undone, found, limit)
+    return undo, [(name, value) for name, value in headers if name != b"content-encoding"]
 
 
-def _undone(undo: Undo, data: bytes) -> bytes:
+def _undone(packed: Unpacker, limit: float, data: bytes) -> bytes:
     try:
-        return undo(data)
+        return packed.unpack(data)
+    except TooLong:
+        raise too_large(limit) from None
     except (zlib.error, zstandard.ZstdError) as error:
         raise UpstreamError("upstream_invalid", f"its answer's content encoding is broken: {error}") from error

@@ -63,6 +63,7 @@ class Relay:
             admission=admission,
             policy=RetryPolicy(retries=options.upstream_retries, budget_s=options.upstream_retry_s),
             total_s=options.upstream_timeout_s,
+            max_answer_bytes=int(options.max_answer_mb * (1 << 20)),
         )
         self._store = store
         self._admission = admission
@@ -83,7 +84,7 @@ class Relay:
 
     async def _forward(self, exchange: Exchange, target: bytes, dialect: Dialect, access: Access, body: bytes) -> None:
         outgoing = Outgoing(exchange.method, target, _request_headers(exchange, _DROP), body)
-        delivery = Delivery(self._route, exchange, outgoing, pin=access.attempt_id, repeatable=False)
+        delivery = Delivery(self._route, exchange, outgoing, pin=access.attempt_id, repeatable=False, held=False)
         exchange.watch(delivery.abort)
         try:
             await _pass_on(exchange, delivery, dialect)

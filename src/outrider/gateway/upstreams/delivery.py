@@ -7,6 +7,7 @@ unread, so that a call has one answer, which is recorded once, with a list of wh
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,18 +50,21 @@ class Route:
     admission: Admission
     policy: RetryPolicy
     total_s: float
+    max_answer_bytes: int
+    """Of an answer that is held; one that passes through may have any size."""
 
 
 class Delivery:
     """`close` must follow. Raises `UpstreamError` where no answer comes, `Refused` and `ClientGone` as admission does.
 
     `pin` names the rollout, if there is one. Without `repeatable`, a call is sent again only if no replica can have got
-    it: what passes through may be no model call. `on_send` is called before each sending.
+    it: what passes through may be no model call. An answer that is `held` has a limit. `on_send` is called before each
+    sending.
     """
 
     __slots__ = (
         "_admitted", "_began", "_call", "_exchange", "_on_send", "_outgoing", "_pin", "_repeatable", "_replica",
-        "_route", "_sent_at", "_tried", "_waited_s", "retries",
+        "_route", "_sent_at", "_tried", "_waited_s", "max_answer_bytes", "retries",
     )  # fmt: skip
 
     def __init__(
@@ -71,9 +75,11 @@ class Delivery:
         *,
         pin: str = "",
         repeatable: bool = True,
+        held: bool = True,
         on_send: Callable[[], None] | None = None,
     ) -> None:
         self.retries: list[Retry] = []
+        self.max_answer_bytes = route.max_answer_bytes if held else math.inf
         self._route = route
         self._exchange = exchange
         self._outgoing = outgoing
@@ -138,7 +144,7 @@ class Delivery:
         self._replica = replica
         replica.calls += 1
         left_s = route.total_s - (self._sent_at - self._began)
-        self._call = replica.upstream.call(*self._outgoing, within_s=left_s)
+        self._call = replica.upstream.call(*self._outgoing, within_s=left_s, max_bytes=self.max_answer_bytes)
         return self._call
 
     @property

@@ -13,6 +13,7 @@ Code = Literal[
     "upstream_timeout",
     "upstream_cut",
     "upstream_invalid",
+    "upstream_too_large",
     "upstream_unavailable",
     "gateway_exhausted",
     "aborted",
@@ -26,6 +27,7 @@ _STATUS: dict[Code, int] = {
     "upstream_timeout": 504,
     "upstream_cut": 502,
     "upstream_invalid": 502,
+    "upstream_too_large": 502,
     "upstream_unavailable": 503,
     "gateway_exhausted": 503,
     "aborted": 499,
@@ -35,9 +37,9 @@ _STATUS: dict[Code, int] = {
 class UpstreamError(Exception):
     """The upstream gave no whole answer. `status` is what an agent should get, if it got none yet.
 
-    ``upstream_cut`` is an answer that broke off, ``upstream_invalid`` one that makes no sense, ``upstream_unavailable``
-    that every replica is known to be down, ``gateway_exhausted`` that we have no socket left, ``aborted`` that we gave
-    up ourselves.
+    ``upstream_cut`` is an answer that broke off, ``upstream_invalid`` one that makes no sense, ``upstream_too_large``
+    one that we would not hold, ``upstream_unavailable`` that every replica is known to be down, ``gateway_exhausted``
+    that we have no socket left, ``aborted`` that we gave up ourselves.
     """
 
     def __init__(self, code: Code, message: str, *, retry_after_s: int = 0) -> None:
@@ -46,6 +48,10 @@ class UpstreamError(Exception):
         self.status = _STATUS[code]
         self.retry_after_s = retry_after_s
         """When to come back, seconds; 0 where nothing is known."""
+
+
+def too_large(limit: float) -> UpstreamError:
+    return UpstreamError("upstream_too_large", f"its answer is larger than {limit:.0f} bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

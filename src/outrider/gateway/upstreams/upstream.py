@@ -18,7 +18,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from outrider.errors import ConfigError
 from outrider.gateway.upstreams.connection import UpstreamConnection
-from outrider.gateway.upstreams.errors import Code, Timeouts, UpstreamError
+from outrider.gateway.upstreams.errors import Code, Timeouts, UpstreamError, too_large
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -80,11 +80,19 @@ class Upstream:
         self._idle: list[UpstreamConnection] = []
 
     def call(
-        self, method: str, target: bytes, headers: Headers, body: bytes, *, within_s: float | None = None
+        self,
+        method: str,
+        target: bytes,
+        headers: Headers,
+        body: bytes,
+        *,
+        within_s: float | None = None,
+        max_bytes: float = math.inf,
     ) -> UpstreamCall:
         """Prepare one exchange; nothing is sent before `UpstreamCall.start`. `headers` hold no Host, no framing.
 
-        It has to be over `within_s` seconds after its start, where the whole of `timeouts.total_s` is not left.
+        It has to be over `within_s` seconds after its start, where the whole of `timeouts.total_s` is not left. It
+        fails once the answer's body exceeds `max_bytes`.
         """
         lines = [method.encode(), b" ", self._prefix, target, b" HTTP/1.1\r\nhost: ", self._host_header, b"\r\n"]
         for name, value in headers:
@@ -93,7 +101,8 @@ class Upstream:
             lines.append(b"content-length: %d\r\n" % len(body))
         lines.append(b"\r\n")
         within_s = self.timeouts.total_s if within_s is None else within_s
-        return UpstreamCall(self, b"".join(lines), body, bodiless=method == "HEAD", within_s=within_s)
+        head, bodiless = b"".join(lines), method == "HEAD"
+        return UpstreamCall(self, head, body, bodiless=bodiless, within_s=within_s, max_bytes=max_bytes)
 
     def close(self) -> None:
         for connection in list(self._idle):
@@ -134,11 +143,13 @@ class UpstreamCall:
 
     __slots__ = (
         "__weakref__", "_answered", "_bodiless", "_body", "_complete", "_connecting", "_connection", "_deadline",
-        "_error", "_head", "_heard", "_held", "_pieces", "_stale", "_started", "_timer", "_upstream", "_waiter",
-        "_whole", "_within_s", "headers", "status",
+        "_error", "_head", "_heard", "_held", "_left", "_max_bytes", "_pieces", "_stale", "_started", "_timer",
+        "_upstream", "_waiter", "_whole", "_within_s", "headers", "status",
     )  # fmt: skip
 
-    def __init__(self, upstream: Upstream, head: bytes, body: bytes, *, bodiless: bool, within_s: float) -> None:
+    def __init__(
+        self, upstream: Upstream, head: bytes, body: bytes, *, bodiless: bool, within_s: float, max_bytes: float
+    ) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         """Names in lower case."""
@@ -146,6 +157,7 @@ class UpstreamCall:
         self._head = head
         self._body = body
         self._bodiless = bodiless
+        self._max_bytes = self._left = max_bytes  # of the answer's body
         self._connection: UpstreamConnection | None = None
         self._connecting: asyncio.Task[UpstreamConnection] | None = None
         self._answered = False  # the headers are in
@@ -261,6 +273,10 @@ class UpstreamCall:
 
     def piece(self, data: bytes) -> bool:
         """A part of the body; returns whether reading should stop for a while."""
+        self._left -= len(data)
+        if self._left < 0:
+            self.fail(too_large(self._max_bytes))
+            return False
         self._pieces.append(data)
         self._held += len(data)
         self._heard = time.monotonic()
