@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.jsontext import replaced, value_spans
+from outrider.jsontext import replaced, text_pieces, value_spans
 
 VALUES = st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3))
 
@@ -45,3 +45,12 @@ def test_what_is_not_certain_is_left(text, values):
 def test_nothing_to_change_gives_the_same_object():
     text = b'{"name":null}'
     assert replaced(text, value_spans(text, b'"name"', [msgspec.Raw(b"null")], b"null")) is text
+
+
+@given(st.text(alphabet='ab \\"/\n\t\u00e9\u4e2d\U0001f600', max_size=60), st.booleans(), st.integers(1, 9))
+def test_the_pieces_of_a_text_are_the_text(text, ascii, size):
+    spelled = json.dumps(text, ensure_ascii=ascii).encode()[1:-1]
+    pieces = list(text_pieces(memoryview(spelled), size))
+    assert "".join(pieces) == text
+    if spelled.isalpha():
+        assert len(pieces) == -(-len(spelled) // size)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fakes.engine import Sampled
 from fakes.gateway import CHAT, RunningGateway
+from outrider.gateway import grouping
 from outrider.gateway.grouping import LONG, REMEMBERED, Chains, is_kept
 from outrider.gateway.sessions import TRAJECTORY_PREFIX
 
@@ -86,6 +87,42 @@ def test_a_long_text_is_the_same_however_it_is_written_and_is_told_from_others()
     first = chains.trajectory("me", chat(user(text)))
     assert chains.trajectory("me", chat(user([{"type": "text", "text": text}]), said("b"), user("c"))) == first
     assert chains.trajectory("me", chat(user(text[:-1] + "x"), said("b"), user("c"))) != first
+
+
+WORDS = 'A "line"\\ of text,\n\tna\u00efve \u4e2d\u6587 \U0001f600 and 1.5e3. '
+TALKS = {
+    "messages": [
+        user(WORDS * 70_000),  # several pieces
+        user(WORDS * 15),  # longer in JSON than `LONG`, and shorter as it is
+        said("\U0001f600" * 400_000),
+        user([{"type": "text", "text": WORDS * 99}, {"type": "image", "source": {"data": "a" * 5000}}]),
+        user([{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": WORDS * 99}]}]),
+        user([{"type": "tool_result", "tool_use_id": "t", "is_error": True, "content": WORDS * 99}]),
+        user([{"type": "search_result", "content": [{"type": "text", "text": WORDS * 99}], "title": WORDS * 99}]),
+        user([{"type": "image_url", "image_url": {"url": "a" * 5000}}]),
+        user({"text": WORDS * 99}),
+        {"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": {"text": WORDS * 99}}]},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": WORDS * 99}}]},
+    ],
+    "input": [
+        {"type": "function_call_output", "call_id": "c", "output": WORDS * 99},
+        {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": WORDS * 99},
+        {"role": "user", "content": [{"type": "input_text", "text": WORDS * 99}]},
+        WORDS * 99,
+    ],
+    "prompt": [[1, 2, 3] * 2000],
+}
+
+
+@pytest.mark.parametrize("ascii", [True, False])
+@pytest.mark.parametrize("name", TALKS)
+def test_a_message_means_the_same_in_a_large_request_and_in_a_small_one(name, ascii, monkeypatch):
+    fields = {name: msgspec.Raw(json.dumps(TALKS[name], ensure_ascii=ascii).encode())}
+    monkeypatch.setattr(grouping, "LARGE", 1 << 40)
+    small = grouping._turns(fields)
+    monkeypatch.setattr(grouping, "LARGE", 0)
+    assert grouping._turns(fields) == small
+    assert max(len(meaning) for _, meaning in small) < 30_000
 
 
 @pytest.mark.parametrize("other", ["hi ", "Hi", "hi\n"])

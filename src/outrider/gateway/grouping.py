@@ -14,19 +14,25 @@ import hashlib
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
+from outrider.jsontext import LongTextsApart, text_pieces
 from outrider.types import Json
 
 REMEMBERED = 65_536  # calls whose messages are known, and trajectories
-LONG = 1 << 20  # characters
+LONG = 1 << 10  # characters
+LARGE = 1 << 20  # bytes of a field
+_PIECE = 1 << 20  # of a text: characters, or bytes of its spelling
 _encode = msgspec.json.Encoder(order="deterministic").encode
 # What the model said, in the words of each dialect. Thinking is none of it: clients keep or drop it as they like.
 _SAID = frozenset({"function_call", "custom_tool_call"})
 _IGNORED = frozenset({"reasoning", "thinking", "redacted_thinking"})
+# Names of texts, which are made short where they are long, and of what holds them.
+_TEXTS = frozenset({"content", "data", "file_data", "image_url", "output", "text", "url"})
+_CONTAINERS = frozenset({"content", "file", "image_url", "output", "source"})
 
 
 def is_kept(trajectory: str, rate: float) -> bool:
@@ -93,10 +99,15 @@ def _turns(fields: Mapping[str, msgspec.Raw]) -> list[tuple[bool, bytes]]:
         if name not in fields:
             continue
         try:
-            turns += _turns_of(name, msgspec.json.decode(fields[name]))
+            turns += _turns_of(name, _decoded(fields[name]))
         except (msgspec.MsgspecError, RecursionError):  # numbers out of range, or nested too deeply to look into
             turns.append((False, bytes(fields[name])))
     return turns
+
+
+def _decoded(raw: msgspec.Raw) -> Any:
+    """Of a large field without a copy of what `_short` makes a hash of."""
+    return msgspec.json.decode(raw) if len(memoryview(raw)) < LARGE else _APART.decode(raw)
 
 
 def _turns_of(name: str, value: Any) -> list[tuple[bool, bytes]]:
@@ -140,7 +151,7 @@ def _parts(content: Any) -> list[Any]:
     if isinstance(content, str):
         return [_short(content)] if content else []
     if not isinstance(content, list):
-        return [content]
+        return [_shortened(content)]
     found: list[Any] = []
     for block in content:
         if not isinstance(block, dict):
@@ -154,18 +165,48 @@ def _parts(content: Any) -> list[Any]:
         elif block.get("type") == "tool_result":
             found += _parts(block.get("content"))
         else:
-            found.append({name: value for name, value in block.items() if name != "cache_control"})
+            found.append(_shortened({name: value for name, value in block.items() if name != "cache_control"}))
     return found
+
+
+def _shortened(value: Any) -> Any:
+    """As `_APART` does it in a large request."""
+    if isinstance(value, list):
+        return [_shortened(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: _short(child)
+        if isinstance(child, str) and name in _TEXTS
+        else _shortened(child)
+        if name in _CONTAINERS
+        else child
+        for name, child in value.items()
+    }
 
 
 def _short(text: str) -> str:
     """In place of a long text its hash, taken piece by piece: to write it down would be one more copy of it."""
     if len(text) < LONG:
         return text
+    return _hash(text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
+
+
+def _short_spelled(spelled: memoryview) -> str:
+    """The same for a text in JSON's spelling."""
+    if len(spelled) < _PIECE:
+        return _short("".join(text_pieces(spelled, _PIECE)))
+    return _hash(text_pieces(spelled, _PIECE))
+
+
+def _hash(pieces: Iterable[str]) -> str:
     digest = hashlib.sha256()
-    for at in range(0, len(text), LONG):
-        digest.update(text[at : at + LONG].encode("utf-8", "surrogatepass"))
+    for piece in pieces:
+        digest.update(piece.encode("utf-8", "surrogatepass"))
     return f"sha256:{digest.hexdigest()}"
+
+
+_APART = LongTextsApart(_short_spelled, texts=_TEXTS, containers=_CONTAINERS)
 
 
 def _parsed(arguments: Any) -> Any:
