@@ -535,7 +535,14 @@ def test_every_token_of_a_group_that_is_done_with_is_trained_or_counted(tmp_path
         return float(chance(episode.attempt.rollout_id) % 3 == 0)
 
     run = Run(tmp_path / "run", reward, steps=8, groups=3, group_size=4, schedule=schedule, max_staleness=1, **options)
-    run.agents.turns = lambda name: 1 + chance(name) % 9 if chance(name) % 7 else 40
+    slow = {"step-0001-001-0.a1"} if schedule == "collocated" else set()  # until its group is too old, however fast
+
+    def turns(name):
+        if name in slow and run.gateway.version < 2:
+            return 10**9
+        return 1 + chance(name) % 9 if chance(name) % 7 else 40
+
+    run.agents.turns = turns
     run()
     position = run.folder.latest().position
     done = {group_name(run.config, index) for index in set(range(position["next"])) - set(position["open"])}
