@@ -49,6 +49,11 @@ def call(
     return replace(made, **changes)
 
 
+def text_call(request: bytes, response: bytes = b"{}", **changes) -> Call:
+    """One of which the bodies are known and no tokens."""
+    return call(None, request=request, response=response, fidelity=Fidelity.TEXT, **changes)
+
+
 def cut(tree: Tree, **options) -> SampleSet:
     return tree.samples(rollout_id="r1", group_id="g1", **options)
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.calls import text_call
 from fakes.engine import Sampled, chunk, json_answer, sse, stream
 from fakes.gateway import CHAT, MESSAGES
 from outrider.gateway.redaction.redact import Redactor
-from outrider.types import Call, CallState, Fidelity, Mode
+from outrider.types import Fidelity, Mode
 
 REDACTOR = Redactor(["proj-[0-9]{4}"])
 # Put together here, so that no scanner takes this file for a leak.
@@ -36,25 +37,6 @@ SECRETS = {
 ALL = [(kind, secret) for kind, secrets in SECRETS.items() for secret in secrets]
 
 
-def call_with(request, response=b"{}", **fields):
-    return Call(
-        id="c",
-        attempt_id="a",
-        dialect="openai_chat",
-        model="m",
-        state=CallState.COMPLETE,
-        status=200,
-        streamed=False,
-        request=request,
-        response=response,
-        prompt_ids=None,
-        choices=(),
-        usage=None,
-        fidelity=Fidelity.TEXT,
-        **fields,
-    )
-
-
 def request_with(text):
     return json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
 
@@ -63,7 +45,7 @@ def request_with(text):
 @pytest.mark.parametrize("around", ["{}", "key={}\nnext", '{{"k": "{}"}}', "a\\n{}\\n", "Bearer {}", "(<{}>)", "{}."])
 def test_a_secret_is_taken_out_of_a_message_and_the_rest_stays(kind, secret, around):
     text = around.format(secret)
-    redacted, hits = REDACTOR.call(call_with(request_with(text)))
+    redacted, hits = REDACTOR.call(text_call(request_with(text)))
     content = json.loads(redacted.request)["messages"][0]["content"]
     assert secret not in content
     assert "[redacted:" in content
@@ -84,7 +66,7 @@ def test_a_secret_is_taken_out_of_a_message_and_the_rest_stays(kind, secret, aro
     ],
 )
 def test_harmless_text_stays_to_the_byte(text):
-    call = call_with(request_with(text), b'{"x":  1.0}')
+    call = text_call(request_with(text), b'{"x":  1.0}')
     redacted, hits = REDACTOR.call(call)
     assert redacted is call
     assert not hits
@@ -94,14 +76,14 @@ def test_a_private_key_goes_as_a_whole():
     body = "\n".join(["MIIEpAIBAAKCAQEA7bq9" * 3] * 20)
     pem = f"-----BEGIN RSA PRIVATE KEY-----\n{body}\n-----END RSA PRIVATE KEY-----"
     for text in (f"before {pem} after - all", json.dumps({"file": f"before {pem} after - all"})):
-        redacted, hits = REDACTOR.call(call_with(request_with(text)))
+        redacted, hits = REDACTOR.call(text_call(request_with(text)))
         content = json.loads(redacted.request)["messages"][0]["content"]
         assert "before [redacted:private_key] after - all" in content
         assert hits == {"private_key": 1}
 
 
 def test_a_password_in_an_url_goes_and_the_url_stays():
-    redacted, _ = REDACTOR.call(call_with(request_with("git clone https://me:s3cret@host.example/x.git")))
+    redacted, _ = REDACTOR.call(text_call(request_with("git clone https://me:s3cret@host.example/x.git")))
     content = json.loads(redacted.request)["messages"][0]["content"]
     assert "s3cret" not in content
     assert content.startswith("git clone https://[redacted:password_in_url]")
@@ -109,13 +91,13 @@ def test_a_password_in_an_url_goes_and_the_url_stays():
 
 
 def test_the_callers_own_key_is_taken_out_whatever_it_looks_like():
-    redacted, hits = REDACTOR.call(call_with(request_with("my key is hunter2-hunter2")), ["hunter2-hunter2", "ab"])
+    redacted, hits = REDACTOR.call(text_call(request_with("my key is hunter2-hunter2")), ["hunter2-hunter2", "ab"])
     assert b"hunter2" not in redacted.request
     assert hits == {"credential": 1}
 
 
 def conversation(*texts):
-    return call_with(json.dumps({"messages": [{"role": "user", "content": text} for text in texts]}).encode())
+    return text_call(json.dumps({"messages": [{"role": "user", "content": text} for text in texts]}).encode())
 
 
 def test_a_conversation_that_comes_again_is_looked_through_where_it_is_new(monkeypatch):
@@ -153,7 +135,7 @@ def test_texts_that_are_remembered_are_bounded(monkeypatch):
 
 @pytest.mark.parametrize("escaped", ["\\u0061da@mail.example.org", "ada\\u0040mail.example.org"])
 def test_an_escape_hides_nothing(escaped):
-    redacted, hits = REDACTOR.call(call_with(b'{"messages": [{"role": "user", "content": "%b"}]}' % escaped.encode()))
+    redacted, hits = REDACTOR.call(text_call(b'{"messages": [{"role": "user", "content": "%b"}]}' % escaped.encode()))
     assert hits == {"email": 1}
     assert b"mail.example" not in redacted.request
 
@@ -162,7 +144,7 @@ def test_an_escape_hides_nothing(escaped):
     "body", [b"plain ada@mail.example.org \xff", b'"ada@mail.example.org"', b'{"a": "ada@mail.example.org']
 )
 def test_a_body_that_is_no_json_object_is_looked_through_too(body):
-    redacted, hits = REDACTOR.call(call_with(b"{}", body, error="for ada@mail.example.org"))
+    redacted, hits = REDACTOR.call(text_call(b"{}", body, error="for ada@mail.example.org"))
     assert b"ada@" not in redacted.response
     assert redacted.error == "for [redacted:email]"
     assert hits == {"email": 2}
@@ -180,7 +162,7 @@ def test_a_secret_in_pieces_of_a_stream_is_found(sizes, secret, field):
         cuts.append(text[position : position + size])
         position += size
     raw = b"".join(sse(*[chunk({field: piece}) for piece in cuts]))
-    redacted, hits = REDACTOR.call(call_with(b"{}", raw))
+    redacted, hits = REDACTOR.call(text_call(b"{}", raw))
     events = [json.loads(line[6:]) for line in redacted.response.split(b"\n") if line.startswith(b"data: {")]
     shown = "".join(event["choices"][0]["delta"][field] for event in events)
     mark = f"[redacted:{secret[0]}]"
@@ -196,14 +178,14 @@ def test_two_interleaved_calls_of_a_stream_are_two_texts():
     for at in range(0, len(key), 4):
         for index in (0, 1):
             pieces.append(chunk({"tool_calls": [{"index": index, "function": {"arguments": key[at : at + 4]}}]}))
-    redacted, hits = REDACTOR.call(call_with(b"{}", b"".join(sse(*pieces))))
+    redacted, hits = REDACTOR.call(text_call(b"{}", b"".join(sse(*pieces))))
     assert hits == {"github_token": 2}
     assert key[8:12].encode() not in redacted.response
 
 
 @given(st.binary(max_size=80) | st.text(max_size=80).map(str.encode))
 def test_any_body_is_taken(body):
-    for call in (call_with(body, body), call_with(body, b"data: " + body + b"\n\n")):
+    for call in (text_call(body, body), text_call(body, b"data: " + body + b"\n\n")):
         redacted, hits = REDACTOR.call(call)
         assert hits or redacted is call
 
@@ -212,7 +194,7 @@ def test_what_is_found_in_a_large_body_is_found_soon():
     words = random.Random(0).choices(
         ["alpha", "beta@", "sk-", "eyJ", "://a:b", "-----BEGIN", "AKIA", "x" * 50], k=100_000
     )
-    redacted, _ = REDACTOR.call(call_with(request_with(" ".join(words) + " ada@mail.example.org")))
+    redacted, _ = REDACTOR.call(text_call(request_with(" ".join(words) + " ada@mail.example.org")))
     assert b"ada@mail" not in redacted.request
 
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes.calls import text_call
 from fakes.engine import chunk, sse
 from outrider.gateway.redaction import automaton, superset
 from outrider.gateway.redaction.patterns import patterns
 from outrider.gateway.redaction.redact import Redactor
 from outrider.gateway.redaction.scan import Scan
-from outrider.types import Call, CallState, Fidelity
 
 ODD = [
     "proj-[0-9]{4}",
@@ -36,24 +36,6 @@ ODD = [
 OWN = ["hunter2/hunter2", "geheimes passwort", 'sagt "nichts"']
 PATTERNS = patterns(ODD)
 FAST, SLOW = Redactor(ODD), Redactor(ODD, fast=False)
-
-
-def call_with(request, response=b"{}"):
-    return Call(
-        id="c",
-        attempt_id="a",
-        dialect="openai_chat",
-        model="m",
-        state=CallState.COMPLETE,
-        status=200,
-        streamed=False,
-        request=request,
-        response=response,
-        prompt_ids=None,
-        choices=(),
-        usage=None,
-        fidelity=Fidelity.TEXT,
-    )
 
 
 def agree(call, credentials=()):
@@ -143,7 +125,7 @@ trees = st.recursive(texts | st.sampled_from([None, True, 0, -1.5, 123456789]), 
 )
 def test_a_body_of_json_is_redacted_alike(tree, random, escaping, spaces, tail, credentials):
     body = written(tree, random, escaping, spaces) + tail
-    agree(call_with(body, body), credentials)
+    agree(text_call(body, body), credentials)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: f"{pattern.kind}-{pattern.regex.pattern[:12]}")
@@ -175,7 +157,7 @@ def test_a_stream_is_redacted_alike(parts):
         for start, end in itertools.pairwise(edges):
             deltas.append(chunk({"tool_calls": [{"index": index, "function": {"arguments": text[start:end]}}]}))
             deltas.append(chunk({"content": text[start:end]}))
-    agree(call_with(b"{}", b"".join(sse(*deltas))))
+    agree(text_call(b"{}", b"".join(sse(*deltas))))
 
 
 # -- what has to be scanned for, and what need not be ------------------------------------------------------------------
@@ -200,19 +182,19 @@ HALF, REST = "write to ada@ma", "il.example.org now"
     ],
 )
 def test_a_spelling_that_hides_is_seen_through(body):
-    redacted, hits = FAST.call(call_with(b"{}", body.encode()))
+    redacted, hits = FAST.call(text_call(b"{}", body.encode()))
     assert hits
     assert b"il.example" not in redacted.response.replace(b"[redacted", b"")
     assert b"s3cret" not in redacted.response
     assert b"123456" not in redacted.response
-    agree(call_with(body.encode(), body.encode()))
+    agree(text_call(body.encode(), body.encode()))
 
 
 @pytest.mark.parametrize("credential", OWN)
 @pytest.mark.parametrize("escaping", [0, 100])
 @given(random=st.randoms(use_true_random=False))
 def test_a_credential_is_found_however_it_is_spelled(credential, escaping, random):
-    assert agree(call_with(written([f"I am {credential}"], random, escaping)), [credential]) == 1
+    assert agree(text_call(written([f"I am {credential}"], random, escaping)), [credential]) == 1
 
 
 REPLY = {
@@ -230,7 +212,7 @@ def test_a_clean_body_is_not_taken_apart(ascii, monkeypatch):
     redactor = Redactor(["proj-[0-9]{4}"])
     text = "task-force, disk-usage, @types/node, http://host:80/path?x=1, data:image/png;base64,iVBORw0KGgoAAAANSUhEUg"
     request = json.dumps({"messages": [{"role": "user", "content": text}] * 2}, ensure_ascii=ascii).encode()
-    call = call_with(request, json.dumps(REPLY, ensure_ascii=ascii).encode())
+    call = text_call(request, json.dumps(REPLY, ensure_ascii=ascii).encode())
     redacted, hits = redactor.call(call, ["sk-abcdef/ghijkl"])
     assert redacted is call
     assert not hits
@@ -238,7 +220,7 @@ def test_a_clean_body_is_not_taken_apart(ascii, monkeypatch):
 
 def test_a_pattern_that_cannot_be_scanned_for_is_looked_for_in_every_body():
     redactor = Redactor([r"(?:x?){3}(?<=xyz)\Z|zzz-\d", r"(?=[a-z]*)(?<![b])", "proj-[0-9]{4}"])
-    redacted, hits = redactor.call(call_with(b'{"a": "zzz-1 and proj-1234 and ada@mail.example.org"}'))
+    redacted, hits = redactor.call(text_call(b'{"a": "zzz-1 and proj-1234 and ada@mail.example.org"}'))
     assert hits == {"pattern": 2, "email": 1}
     assert redacted.request == b'{"a":"[redacted:pattern] and [redacted:pattern] and [redacted:email]"}'
 
@@ -249,7 +231,7 @@ def test_without_hyperscan_all_is_found(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(automaton.Automaton, "__init__", missing)
-    redacted, hits = Redactor().call(call_with(b'{"a": "ada@mail.example.org"}'))
+    redacted, hits = Redactor().call(text_call(b'{"a": "ada@mail.example.org"}'))
     assert hits == {"email": 1}
     assert redacted.request == b'{"a":"[redacted:email]"}'
 
@@ -264,7 +246,7 @@ def test_under_a_python_with_another_parser_all_is_found(monkeypatch):
 def _finds_all_but_scans_nothing():
     scan = Scan(patterns(()))
     assert not scan.clean(b"{}", ())
-    hidden, hits = Redactor().call(call_with(b'{"a": "ada@mail.example.org"}'))
+    hidden, hits = Redactor().call(text_call(b'{"a": "ada@mail.example.org"}'))
     assert (hits, hidden.request) == ({"email": 1}, b'{"a":"[redacted:email]"}')
 
 
@@ -285,4 +267,4 @@ print(Redactor().text("write to someone@example.com", [], hits), hits.total())
 
 def test_a_body_with_more_finds_than_are_counted_is_taken_apart():
     items = [{"index": 0, "content": HALF}, *[{"index": 1}] * 400, {"index": 0, "content": REST}]
-    assert agree(call_with(json.dumps(items).encode())) == 1
+    assert agree(text_call(json.dumps(items).encode())) == 1
