@@ -105,10 +105,7 @@ class Relay:
         if self._pack_answers:
             exchange.pack()
         tokens = access.ours
-        note = exchange.note or Note()
-        note.call_id, note.attempt_id = call_id, access.attempt_id
-        note.model, note.streamed = request.model, request.stream
-        note.mode, note.kept = access.mode, access.mode is not Mode.PASSTHROUGH
+        note = _noted(exchange, call_id, access, request)
         await self._recall.earlier(dialect, request, access.owner)
         prepared = dialect.prepare(
             request,
@@ -253,6 +250,15 @@ async def _pass_on(exchange: Exchange, delivery: Delivery, dialect: Dialect) -> 
     except UpstreamError as error:
         # Once the answer has begun only an abrupt end can tell; returning without `finish` closes the connection.
         await tell(exchange, dialect, error)
+
+
+def _noted(exchange: Exchange, call_id: str, access: Access, request: WireRequest) -> Note:
+    """What is known of a call that is recorded, put down for the log."""
+    note = exchange.note or Note()
+    note.call_id, note.attempt_id = call_id, access.attempt_id
+    note.model, note.streamed = request.model, request.stream
+    note.mode, note.kept = access.mode, access.mode is not Mode.PASSTHROUGH
+    return note
 
 
 def _request_headers(exchange: Exchange, drop: frozenset[bytes]) -> Headers:
