@@ -137,16 +137,28 @@ def large_bodies(megabytes: int = 32) -> list[Result]:
     size = megabytes << 20
     text = "word " * ((size - 200) // 5)
     talk = [{"role": "user", "content": text}]
+    half = text[: len(text) // 2]
+    picture = {"type": "base64", "media_type": "image/png", "data": "iVBORw0K" * (len(half) // 8)}
+    blocks = [{"type": "text", "text": half}, {"type": "image", "source": picture}]
+    # Python takes four bytes for each character of a text that holds one such.
+    emoji = [{"role": "user", "content": text[:-4] + "\N{GRINNING FACE}"}]
     bodies = {
         "chat completions": (CHAT, {"model": "policy", "messages": talk}),
         "completions": ("/v1/completions", {"model": "policy", "prompt": text}),
+        "chat, one emoji": (CHAT, {"model": "policy", "messages": emoji}),
         "messages, translated": ("/v1/messages", {"model": "policy", "max_tokens": 9, "messages": talk}),
+        "messages, one emoji": ("/v1/messages", {"model": "policy", "max_tokens": 9, "messages": emoji}),
+        "messages, a picture": (
+            "/v1/messages",
+            {"model": "policy", "max_tokens": 9, "messages": [{"role": "user", "content": blocks}]},
+        ),
         "responses, translated": ("/v1/responses", {"model": "policy", "input": text}),
     }
     found = []
     for mode in ("train", "record"):
         for name, (path, fields) in bodies.items():
-            found.append(large_body(f"{megabytes} MB body, {mode}, {name}", mode, path, json.dumps(fields).encode()))
+            body = json.dumps(fields, ensure_ascii=False).encode()
+            found.append(large_body(f"{megabytes} MB body, {mode}, {name}", mode, path, body))
     return found
 
 
