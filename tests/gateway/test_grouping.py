@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -123,6 +124,20 @@ def test_a_message_means_the_same_in_a_large_request_and_in_a_small_one(name, as
     monkeypatch.setattr(grouping, "LARGE", 0)
     assert grouping._turns(fields) == small
     assert max(len(meaning) for _, meaning in small) < 30_000
+
+
+def test_a_large_request_is_named_without_a_copy_of_it():
+    body = chat(
+        user("word " * 1_000_000 + "\U0001f600"), user([{"type": "image", "source": {"data": "a" * 5_000_000}}])
+    )
+    chains = Chains()
+    tracemalloc.start()
+    try:
+        chains.trajectory("me", body)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8_000_000
 
 
 @pytest.mark.parametrize("other", ["hi ", "Hi", "hi\n"])
