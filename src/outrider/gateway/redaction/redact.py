@@ -159,7 +159,8 @@ class Redactor:
             position += len(_BETWEEN)
         spans = self._spans(_BETWEEN.join(looked), credentials)
         found = set()
-        for span in reversed(spans):  # from the end, so that positions before it still hold
+        cuts: dict[int, list[tuple[int, int, str]]] = {}  # of each leaf: from, to, and what stands there instead
+        for span in spans:
             hits[span.kind] += 1
             first = bisect.bisect_right(starts, span.start) - 1
             found.add(owners[first])
@@ -167,10 +168,10 @@ class Redactor:
                 start = starts[number]
                 if start >= span.end and number > first:
                     break
-                text = ordered[number].text
                 mark = f"[redacted:{span.kind}]" if number == first else ""
-                head, tail = max(0, span.start - start), max(0, span.end - start)
-                ordered[number].text = text[:head] + mark + text[tail:]
+                cuts.setdefault(number, []).append((max(0, span.start - start), max(0, span.end - start), mark))
+        for number, places in cuts.items():
+            ordered[number].text = _cut(ordered[number].text, places)
         self._seen.add(text for number, text in enumerate(looked) if number not in found)
         return bool(spans)
 
@@ -194,3 +195,14 @@ class Redactor:
             else:
                 spans.append(span)
         return spans
+
+
+def _cut(text: str, places: Sequence[tuple[int, int, str]]) -> str:
+    """`text` with something else in `places`, which are in order: in one go, since a long text may have thousands."""
+    parts: list[str] = []
+    at = 0
+    for start, end, new in places:
+        parts += (text[at:start], new)
+        at = end
+    parts.append(text[at:])
+    return "".join(parts)
