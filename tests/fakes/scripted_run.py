@@ -176,7 +176,6 @@ class Listener:
     def record(self, record, *, earlier: bool = False) -> None:
         (self.earlier if earlier else self.new).append(record.get("name", record["step"]))
 
-
     def message(self, text: str) -> None:
         self.messages.append(text)
 
