@@ -13,6 +13,7 @@ import importlib
 import itertools
 import json
 import random
+import re
 import sys
 import time
 from collections import Counter
@@ -237,8 +238,10 @@ async def _check(minutes: float, seed: int, store: str, mutate: Any, recorded: l
 
 
 def _last_lines(log: str) -> list[str]:
-    """What was raised in each traceback; the log may hold them as text in JSON."""
+    """What was raised in each traceback, and where; the log may hold them as text in JSON."""
     raised = set()
     for part in log.replace("\\n", "\n").split("Traceback (most recent call last):")[1:]:
-        raised.update([line for line in part.splitlines() if line and not line.startswith(" ")][:1])
+        places = [line.strip().rpartition("/")[2] for line in part.splitlines() if line.startswith("  File ")]
+        what = [line for line in part.splitlines() if line and not line.startswith(" ")][:1]
+        raised.add(f"{re.sub('0x[0-9a-f]+', '0x…', ''.join(what))} ({' < '.join(reversed(places[-6:]))})")
     return sorted(raised)[:8]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from outrider.gateway.exchange import WATCHABLE, ClientGone, Exchange
+from outrider.gateway.upstreams.connection import UpstreamConnection
 
 
 class Lost:
@@ -34,3 +37,15 @@ async def test_a_body_that_can_no_longer_be_read_is_an_agent_that_left():
 async def test_what_goes_wrong_on_an_open_connection_is_told():
     with pytest.raises(RuntimeError, match="handler"):
         await exchange(closed=False).body(1000)
+
+
+def test_an_upstreams_connection_that_is_lost_in_the_moment_of_its_use_is_stale():
+    def write(data):
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    told = []
+    connection = UpstreamConnection([])
+    connection.connection_made(SimpleNamespace(write=write, is_closing=lambda: True, get_extra_info=lambda name: None))
+    connection.reused = True
+    connection.send(SimpleNamespace(stale=lambda: told.append("stale")), b"head", b"body")
+    assert told == ["stale"]

@@ -51,7 +51,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._call = call
         self.received = False
         self._status, self._framed = 0, False  # those of the last answer: a loss would pass for the end of one like it
-        if self._transport is None or self.closed:
+        if self._transport is None or self.closed or self._transport.is_closing():  # we may not have been told yet
             self._lost(call)
         elif len(body) <= JOIN_LIMIT:
             self._transport.write(head + body)
