@@ -66,7 +66,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--only", default="", help=f"some of {', '.join(CHECKS)}; empty for all")
+    parser.add_argument("--only", default="", help=f"joined by commas, some of {', '.join(CHECKS)}; empty for all")
     parser.add_argument("--kills", type=int, default=20, help="how often the gateway is killed, for each store")
     parser.add_argument("--gigabytes", type=float, default=1.0, help="size of the large store")
     parser.add_argument("--stall-s", type=float, default=30.0, help="how long the store's writer is held up")
